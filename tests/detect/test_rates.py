@@ -9,7 +9,7 @@ from torch.optim import lr_scheduler
 
 import nanstop
 from loop_scripts import findings_of
-from nanstop.detect.rates import asked, schedules_of
+from nanstop.detect.rates.used import asked, schedules_of
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter")  # torch 2.6, SequentialLR

@@ -48,6 +48,8 @@ def clipped_scaled(*, norms):
 
 
 LOST = {"is_lost": True}
+APART = {"loss_factor": 64.0, "is_scaled_apart": True}
+"""The backward alone gets 64 times the loss that the script holds."""
 
 FIRES = [
     ("NS306", accounts({}, {}, is_carried=True), "certain"),
@@ -70,6 +72,10 @@ FIRES = [
     ("NS111", accounts({}, {}, {}, asked=1e-5, share_lost=0.97, **OWN), "certain"),
     ("NS114", accounts(*[{}] * 6, num_still=1, **OWN), "likely"),
     ("NS114", accounts(*[{}] * 9, num_with_gradient=0), "likely"),
+    ("NS112", accounts({}, {}, {}, rate=0.1, **APART), "likely"),
+    ("NS114", accounts({}, {}, {}, num_at_the_end=2), "likely"),
+    ("NS110", accounts({}, {}, share_squares_lost=0.5, squares_lost_at=(LINE,), **OWN), "likely"),
+    ("NS115", accounts({}, num_states_moved=2, states_at=(LINE, LINE), **OWN), "likely"),
 ]  # fmt: skip
 
 SILENT = [
@@ -105,4 +111,11 @@ SILENT = [
     ("NS114", accounts(*[{}] * 5, {"num_still": 0}, num_still=1, **OWN)),
     ("NS114", accounts(*[{}] * 5, num_with_gradient=0)),
     ("NS114", accounts(*[{}] * 8, {"num_with_gradient": 1}, num_with_gradient=0)),
+    ("NS112", accounts({}, {}, {}, **APART)),
+    ("NS112", accounts({}, {}, {}, rate=1.0, **APART)),
+    ("NS112", accounts({}, {}, {}, rate=0.1, factor=1 / 64, **APART)),
+    ("NS112", accounts({"loss_factor": 32.0}, {}, {}, rate=0.1, **APART)),
+    ("NS114", accounts({}, {"num_at_the_end": 0}, {}, num_at_the_end=2)),
+    ("NS110", accounts({"share_squares_lost": 0.0}, {}, share_squares_lost=0.5, **OWN)),
+    ("NS115", accounts({}, num_states_moved=1, **OWN)),
 ]  # fmt: skip

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nanstop.detect.objective.fetched import FETCHES
+from nanstop.detect.texts import TEXTS
 from nanstop.records import DataFacts, TextFacts
 from nanstop.records.vocabulary import IGNORED_LABEL
-from nanstop.tracing.places import line_text
+from nanstop.tracing.bindings import sliced_after
+from nanstop.tracing.places import line_text, source_line
 
 if TYPE_CHECKING:
     from nanstop.replay.step import Batch, ModelView, Step
@@ -27,6 +30,7 @@ NUM_ROWS = 64
 MOST_WINDOWS = 16
 """Windows that are looked at: at a row each, no more are worth the reading."""
 _WHOLE = (torch.int64, torch.int32)
+_MOST_LINES = 3
 
 
 class FirstRows:
@@ -84,7 +88,8 @@ def _masked_at(step: Step, micro: int) -> tuple[str, ...]:
     """
     makers: Any = getattr(step, "makers", None)
     with suppress(Exception):  # what cannot be run again has no line
-        return tuple(map(line_text, makers(_num_ignored, micro))) if makers is not None else ()
+        found = tuple(map(line_text, makers(_num_ignored, micro))) if makers is not None else ()
+        return found or FETCHES.makers(_num_ignored)
     return ()
 
 
@@ -101,7 +106,20 @@ def added(first: DataFacts, second: DataFacts) -> DataFacts:
         num_twice_begun=first.num_twice_begun + second.num_twice_begun,
         num_cut=first.num_cut + second.num_cut,
         masked_at=first.masked_at or second.masked_at,
+        num_shortened=first.num_shortened + second.num_shortened,
+        only_label=_same_label(first, second),
+        tokenized_at=_both(first.tokenized_at, second.tokenized_at),
+        shortened_at=_both(first.shortened_at, second.shortened_at),
     )
+
+
+def _same_label(first: DataFacts, second: DataFacts) -> int | None:
+    one, other = first.only_label, second.only_label
+    return other if not first.num_rows else one if one == other or not second.num_rows else None
+
+
+def _both(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*first, *second)))[:_MOST_LINES]
 
 
 def counted(
@@ -128,13 +146,49 @@ def counted(
     without = int((~torch.stack(taught).any(0)).sum()) if taught else 0
     if without == num and loss is not None and math.isfinite(loss) and loss != 0.0:
         without = 0
-    twice, cut = _starts_and_ends(ids, batch, text) if ids is not None else (0, 0)
-    return DataFacts(
-        num_rows=num,
-        num_labelled=num,
-        num_without_labels=without,
+    found = DataFacts(num_rows=num, num_labelled=num, num_without_labels=without)
+    if ids is None:
+        return found
+    twice, cut = _starts_and_ends(ids, batch, text)
+    known = [one for row in _unpadded(ids, batch) if (one := TEXTS.of(row)) is not None]
+    short = [one for one in known if one.is_short] if _predicts_tokens(view) else []
+    later = [one.text.line for one in short if one.is_cut_later]
+    cutters = (line for made in map(source_line, later) if made for line in sliced_after(made))
+    return replace(
+        found,
         num_twice_begun=twice,
         num_cut=cut,
+        num_shortened=len(short),
+        only_label=_only_label(labels, ids) if _predicts_tokens(view) else None,
+        tokenized_at=_both((), tuple(line_text(one.text.line) for one in known if one.text.line)),
+        shortened_at=_both((), tuple(f"{one.short}: {one.text}" for one in cutters)),
+    )
+
+
+def _only_label(labels: Sequence[Tensor], ids: Tensor) -> int | None:
+    """Return the token that all labels of tokens are, None where they are several."""
+    of_tokens = [one[:, 1:] for one in labels if one.shape == ids.shape]
+    kept = [one[one != IGNORED_LABEL] for one in of_tokens]
+    found = torch.cat(kept).unique() if kept else torch.empty(0)
+    return int(found[0]) if found.numel() == 1 else None
+
+
+def _unpadded(ids: Tensor, batch: Batch) -> list[list[int]]:
+    """Return the tokens of each row, without padding where a mask tells it."""
+    mask = batch.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.shape == ids.shape:
+        return [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
+    return ids.tolist()
+
+
+def _predicts_tokens(view: ModelView) -> bool:
+    """Return whether a model's head gives a score to each row of its table: a text that is sorted
+    into classes may well be read in part.
+    """
+    names = view.head(), view.embedding()
+    held = [getattr(view.root.get_submodule(name), "weight", None) for name in names if name]
+    return len(held) == len(names) and all(
+        isinstance(one, Tensor) and one.shape[0] == held[-1].shape[0] for one in held
     )
 
 

@@ -174,22 +174,24 @@ class NeverReached:
     """
 
     def __init__(self) -> None:
-        self._waiting: WeakKeyDictionary[Optimizer, list[tuple[Tensor, int]]] = WeakKeyDictionary()
-        self._held: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._waiting: WeakKeyDictionary[Any, list[tuple[Tensor, int]]] = WeakKeyDictionary()
+        self._held: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self.due: list[Tensor] = []
         """What the present window should be run again for."""
         self._told = False
 
-    def note(self, step: Step, optimizer: Optimizer, number: int) -> None:
-        """Note that update ``number`` of an optimizer, from 0 on, is near: not for those after
-        ``MOST_UPDATES``. No device work; after the first none for what has had a gradient.
+    def note(self, step: Step, number: int) -> None:
+        """Note that update ``number``, from 0 on, of the step's optimizer, or of a script that has
+        none, is near: not for those after ``MOST_UPDATES``. No device work; after the first none
+        for what has had a gradient.
         """
         self.due = []
         if self._told:
             return
+        optimizer: Any = step.view.optimizer or step.view.root
         known = self._waiting.get(optimizer)
         if known is None:
-            held = held_by(optimizer)
+            held = held_by(step.view.optimizer) or [*step.view.root.parameters()]
             known = [(p, version(p)) for p in held]
             self._held[optimizer] = len(held)
         if not known:
@@ -209,6 +211,8 @@ class NeverReached:
         Undone bitwise; raises what the step raises. Synchronises the device.
         """
         names = {id(p): name for name, p in step.view.root.named_parameters()}
+        if step.view.optimizer is None:  # of bare tensors: the places of a holder are no names
+            names = {id(p): str(list(p.shape)) for p in step.view.root.parameters()}
         due, line = self.due, ""
         found: list[Tensor] = []
         without: Any = getattr(step, "without_graph", {})

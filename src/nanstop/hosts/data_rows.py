@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from nanstop.detect.objective.fetched import FETCHES
 from nanstop.hosts.patching import Patches
 from nanstop.numerics.tensors import tensors
 from nanstop.own_code import is_of_library
@@ -80,9 +82,11 @@ class DataRows:
         reads, itself = type(iterator)._next_data, weakref.ref(iterator)
         in_order = _keeps_order(loader.collate_fn)
         streamed = isinstance(loader.dataset, IterableDataset)
+        is_first = [True]
 
         def next_data() -> Any:
-            found = reads(itself())
+            with FETCHES.first() if is_first and is_first.pop() else nullcontext():
+                found = reads(itself())
             if drawn.pending:
                 given = tensors(found)
                 small = tuple([t.detach() for t in given if t.dim() and t.nbytes <= _MOST_BYTES])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from nanstop.hosts.lost_squares import LostSquares
 from nanstop.measure.gradient_accounts import GradientAccounts
 from nanstop.numerics.tensors import by_torch_alone, is_in_place, nonfinite, tensors, version
 from nanstop.replay.function_modes import OwnMode, is_crowded, put_on, take_off
@@ -54,6 +55,7 @@ class GradientWrites(OwnMode):
         self._alias: Tensor | None = None
         self._of_weight: tuple[Tensor, Tensor] | None = None
         self._made: deque[Tensor] = deque(maxlen=MOST_MADE)
+        self._squares = LostSquares()
         self._copies: list[Tensor] = []
         """Of weights, as the first update of the script's own found them."""
 
@@ -68,7 +70,7 @@ class GradientWrites(OwnMode):
                 self._parameters = {id(p): p for p in parameters}
                 self._gradients.clear()
                 for parameter in parameters:
-                    self._follow(parameter.grad)
+                    self._follow(parameter.grad, parameter)
 
     def stop(self) -> bool:
         """Watch no longer; return whether it was on."""
@@ -94,10 +96,10 @@ class GradientWrites(OwnMode):
         result = func(*args, **kwargs)
         with by_torch_alone():
             if func == _GRAD.__set__ and id(args[0]) in self._parameters:
-                self._follow(args[1])
+                self._follow(args[1], args[0])
                 self._changed()
             elif func == _GRAD.__get__ and id(args[0]) in self._parameters:
-                self._follow(result)
+                self._follow(result, args[0])
             elif func in _ALIASES and held:
                 self._alias = result
             elif func in _ALIASES and weights:
@@ -110,7 +112,10 @@ class GradientWrites(OwnMode):
                 self._changed()
             elif held and name != "__get__":
                 self._accounts.read()
-            self._after(name, given, result, is_copy=is_copy)
+            is_of_gradient = self._after(name, given, result, is_copy=is_copy)
+            if self._accounts.is_own:
+                self._follow_kept(name, given, held)
+                self._follow_squares(name, args, result, is_of_gradient=is_of_gradient)
         return result
 
     def _before(self, name: str, given: list[Tensor], kwargs: Any) -> None:
@@ -123,18 +128,34 @@ class GradientWrites(OwnMode):
             factor *= float(kwargs.get("alpha", 1.0))
         self._accounts.guarded(self._accounts.moving, weight, given[1:], factor)
 
-    def _after(self, name: str, given: list[Tensor], result: Any, *, is_copy: bool) -> None:
+    def _follow_kept(self, name: str, given: list[Tensor], held: list[tuple[Tensor, int]]) -> None:
+        """Tell of a tensor that takes up the gradient of a parameter: no weight and no gradient."""
+        into = given[0] if is_in_place(name) and held else None
+        if into is None or self._weight(into) is not None or self._is_known(into):
+            return
+        of = {self._gradients.get(gradient) for gradient, _ in held}
+        line = user_line()
+        if len(of) == 1 and line is not None and self._is_shown(line[0].co_filename):
+            self._accounts.guarded(self._accounts.kept, into, of.pop(), line)
+
+    def _follow_squares(self, name: str, args: Any, result: Any, *, is_of_gradient: bool) -> None:
+        look = partial(self._squares.after, is_of_gradient=is_of_gradient)
+        found = self._accounts.guarded(look, name, args, result)
+        if found is not None:
+            self._accounts.divided_by_nothing(*found)
+
+    def _after(self, name: str, given: list[Tensor], result: Any, *, is_copy: bool) -> bool:
         """Follow what is made of gradients, and tell a line that makes another tensor of it and a
-        weight.
+        weight; return whether it is of one.
         """
         is_of_gradient = any(self._is_known(t) or self._is_made(t) for t in given)
         if not is_of_gradient or name == "__get__":
-            return
+            return is_of_gradient
         if self._accounts.wants_values and self._accounts.guarded(_overflows, given, result):
             self._told(self._accounts.overflowed)
         if not isinstance(result, Tensor):
             self._made += tensors(result)
-            return
+            return True
         has_weight = any(
             self._weight(t) is not None and t.shape == result.shape and t is not result
             for t in given
@@ -142,6 +163,7 @@ class GradientWrites(OwnMode):
         if is_copy or (has_weight and name in _SUMS):
             self._told(partial(self._accounts.moved_by, is_elsewhere=True))
         self._made.append(result)
+        return True
 
     def _is_copy_of_weight(self, name: str, given: list[Tensor]) -> bool:
         """Return whether what is about to be written to is no weight and equal to one: asked in
@@ -168,9 +190,9 @@ class GradientWrites(OwnMode):
         self._accounts.guarded(self._accounts.changed)
         self._told(self._accounts.wrote)
 
-    def _follow(self, gradient: Tensor | None) -> None:
+    def _follow(self, gradient: Tensor | None, parameter: Tensor) -> None:
         if gradient is not None:
-            self._gradients[gradient] = None
+            self._gradients[gradient] = id(parameter)
 
     def _told(self, tell: Callable[[Any], None]) -> None:
         line = user_line()

@@ -12,14 +12,17 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
+from nanstop.living import living
 from nanstop.measure.gradient_balance import Backward, Samples
 from nanstop.measure.hook_stations import HookStations
-from nanstop.measure.loss_graph import LossMark, loss_factor
+from nanstop.measure.loss_graph import LossMark, is_scaled_apart, left_at_the_end, loss_factor
 from nanstop.numerics.tensors import is_measurable, spread
 from nanstop.numerics.trained import held_by
 from nanstop.records import GradientAccount, SourceLine
-from nanstop.tracing.places import source_line
+from nanstop.tracing.bindings import factors_given_at, target_given_at
+from nanstop.tracing.places import source_line, variables
 
 MOST_TENSORS, MOST_ELEMENTS = 16, 256
 MORE_WINDOWS = 8
@@ -28,8 +31,49 @@ rare, and the line that hides them is told by one.
 """
 MOST_BACKWARDS = 64
 """Backwards of a window that are followed; one of more has no account."""
+_STAYS = 2
+"""Windows in a row in which a kept tensor serves one parameter before it is that one's."""
 
 Line = tuple[CodeType, int] | None
+
+
+class OwnStates:
+    """Which parameter's gradients each tensor takes up that a script's own update keeps: a moment
+    that goes over to another parameter is none of its own.
+    """
+
+    def __init__(self) -> None:
+        self._present: Any = WeakIdKeyDictionary()
+        self._before: Any = WeakIdKeyDictionary()
+        """Of each, the parameters of its windows, the same in a row once, with their number."""
+        self.line: Line = None
+        """The last that has one take up a gradient."""
+
+    def note(self, state: Tensor, parameter: int, line: Line) -> None:
+        """Note that ``state`` takes up a gradient of ``parameter`` in this window; of several it
+        keeps none.
+        """
+        self.line = line
+        other = self._present.get(state, parameter)
+        self._present[state] = parameter if other == parameter else None
+
+    def close(self) -> None:
+        """End a window."""
+        for state, parameter in self._present.items():
+            runs = self._before.setdefault(state, [])
+            if runs and runs[-1][0] == parameter:
+                runs[-1][1] += 1
+            else:
+                runs.append([parameter, 1])
+        self._present = WeakIdKeyDictionary()
+
+    @property
+    def num_moved(self) -> int:
+        """How many have served one parameter for windows in a row, and another one since."""
+        return sum(
+            len(runs) == 2 and all(num >= _STAYS and one is not None for one, num in runs)
+            for runs in self._before.values()
+        )
 
 
 class OwnUpdate:
@@ -45,6 +89,7 @@ class OwnUpdate:
         self._first: Tensor | None = None
         self._latest: dict[str, Any] = {}
         self._written: set[int] = set()
+        self.states = OwnStates()
         self.begin(None)
 
     def begin(self, weights: Tensor | None) -> None:
@@ -55,6 +100,7 @@ class OwnUpdate:
         self._is_known = True
         self.written_at: list[SourceLine] = []
         self.elsewhere_at: list[SourceLine] = []
+        self.lost_squares: list[tuple[float, SourceLine]] = []
 
     def moving(self, weight: Tensor, given: Sequence[Tensor], factor: float | None) -> None:
         """Note the gradient that a weight has when it is written to, and the size of what is
@@ -76,6 +122,7 @@ class OwnUpdate:
     def close(self, one: Followed) -> None:
         """Note in the window's samples the gradients that the update consumed."""
         weights, samples = one.weights(), one.samples
+        self.states.close()
         self._first = self._weights if self._first is None else self._first
         if samples is None or not samples.backwards or self._first is None:
             return
@@ -91,6 +138,10 @@ class OwnUpdate:
             "asked": float(asked) if asked is not None and self._is_known else None,
             "updated_at": _once(self.written_at),
             "elsewhere_at": _once(self.elsewhere_at),
+            "num_states_moved": (moved := self.states.num_moved),
+            "states_at": _lines_of_state(self.states.line) if moved else (),
+            "share_squares_lost": max((share for share, _ in self.lost_squares), default=0.0),
+            "squares_lost_at": _once([line for _, line in self.lost_squares]),
             "num_still": 0
             if all(are_still)
             else sum(map(all, zip(are_still, have, left_out, strict=True))),
@@ -98,7 +149,23 @@ class OwnUpdate:
 
     def told(self, account: GradientAccount) -> GradientAccount:
         """Return the account of the window, completed by what the update did."""
-        return replace(account, **self._latest)
+        return replace(account, **self._latest, given_at=self._given_at(account))
+
+    def _given_at(self, account: GradientAccount) -> tuple[SourceLine, ...]:
+        """Return the lines that gave a value to what the update works with, where something is
+        amiss.
+        """
+        if self._latest["num_still"] and self.written_at:
+            return target_given_at(self.written_at[-1])
+        if account.share_moved == 0.0 and self.elsewhere_at:
+            return target_given_at(self.elsewhere_at[-1])
+        is_nothing = self._latest["asked"] == 0.0 and bool(self.written_at)
+        return factors_given_at(self.written_at[-1]) if is_nothing else ()
+
+
+def _lines_of_state(line: Line) -> tuple[SourceLine, ...]:
+    source = source_line(line)
+    return (source, *target_given_at(source)) if source is not None else ()
 
 
 def _once(lines: Sequence[SourceLine]) -> tuple[SourceLine, ...]:
@@ -113,6 +180,8 @@ class Followed:
         self.line = line
         self._unheld: list[Tensor] | None = None
         self._chosen: list[Tensor] | None = None
+        self._tail: list[tuple[ref[Tensor], Tensor]] | None = None
+        """The last layer, where it is in no optimizer, with a sample of it as it was at first."""
         self._last_loss = LossMark()
         self._begun: Backward | None = None
         self._hooks: HookStations | None = None
@@ -199,12 +268,16 @@ class Followed:
         again = self._last_loss.move(losses) or is_again
         others = reached is None or any(not isinstance(leaf, nn.Parameter) for leaf in reached)
         self._unheld = [p for p in reached or () if id(p) not in held and not others]
+        self._look_for_tail(losses, held)
         self.detach()
         before = self.gradients()
         self._begun = Backward(before, before, self.weights(), None, again, others)
         if (factor := loss_factor(losses)) is not None:
             self._begun.loss_factor, self._begun.most = factor.value, factor.most
             self._begun.is_mean = factor.is_of_torch
+            self._begun.is_scaled_apart = factor.is_scale and is_scaled_apart(
+                losses[0], variables(), factor.most
+            )
         self._hooks = HookStations(self.chosen(), _spread)
 
     def end_backward(self, line: Line) -> None:
@@ -229,6 +302,30 @@ class Followed:
         wanted = Counter(p.shape for p in self._unheld or ())
         idle = Counter(p.shape for p in self.parameters() if p.requires_grad and p.grad is None)
         return sum(wanted.values()) if wanted <= idle else 0
+
+    def _look_for_tail(self, losses: Sequence[Tensor], held: set[int]) -> None:
+        """Know the last layer, as the first window that is looked at finds it, where no optimizer
+        of this process has it. Walks all objects there are, once, where it may be so.
+        """
+        if self._tail is not None or self.is_own:
+            return
+        left = left_at_the_end(losses, held) if self._unheld else []
+        if left:
+            others = {id(p) for one in living(Optimizer) for p in held_by(one)}
+            left = [] if any(id(p) in others for p in left) else left
+        self._tail = [(ref(p), _spread(p).clone()) for p in left]
+
+    def num_left_at_the_end(self) -> int:
+        """Return how many tensors of the last layer have a gradient, are in no optimizer and hold
+        what they did in the first window; 0 if one does not. Synchronises the device where there
+        are any.
+        """
+        known = [(held(), was) for held, was in self._tail or ()]
+        still = all(
+            p is not None and p.grad is not None and torch.equal(_spread(p), was)
+            for p, was in known
+        )
+        return len(known) if still else 0
 
     def passes(self) -> bool:
         """Return whether neither this update nor the next is looked at, and count it if so: there

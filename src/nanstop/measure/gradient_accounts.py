@@ -25,7 +25,7 @@ from nanstop.numerics.tensors import by_torch_alone
 from nanstop.own_code import is_library
 from nanstop.records import GradientAccount, SourceLine, StepId
 from nanstop.replay.conditions import unrecorded
-from nanstop.tracing.places import source_line
+from nanstop.tracing.places import calling_line, source_line
 
 MOST_STAGES = 256
 """Changes of gradients in a window that are told apart: a loop has one for each parameter."""
@@ -170,10 +170,15 @@ class GradientAccounts:
 
     def wrote(self, line: Line) -> None:
         """Note a line that changed gradients outside of any backward."""
-        source = source_line(line)
+        source, caller = source_line(line), source_line(calling_line())
         for one in self._followed.values():
             if one.samples is not None and source is not None and one.samples.backwards:
                 one.samples.changed_at.append(source)
+                is_apart = source.function != getattr(
+                    one.samples.backwards[-1].source, "function", source.function
+                )
+                if caller is not None and is_apart:
+                    one.samples.called_at.append(caller)
                 if source not in self.written_at and len(self.written_at) < _MOST_LINES:
                     self.written_at = (*self.written_at, source)
 
@@ -221,6 +226,26 @@ class GradientAccounts:
         if self._own is not None and source is not None:
             (self._own.elsewhere_at if is_elsewhere else self._own.written_at).append(source)
 
+    def kept(self, state: Tensor, parameter: int | None, line: Line) -> None:
+        """Note a tensor that takes up the gradient of a parameter, by its id, in an update of the
+        script's own.
+        """
+        if self._own is not None and parameter is not None:
+            self._own.states.note(state, parameter, line)
+
+    def divided_by_nothing(self, share: float, line: Line) -> None:
+        """Note that an update of the script's own divides by squares of which a share is 0 in their
+        format, and the line that made them so.
+        """
+        source = source_line(line)
+        if self._own is not None and source is not None:
+            self._own.lost_squares.append((share, source))
+
+    @property
+    def is_own(self) -> bool:
+        """Whether an update of the script's own is followed."""
+        return self._own is not None
+
     @property
     def is_first_own(self) -> bool:
         """Whether the present window is to end in the first update of the script's own."""
@@ -257,6 +282,7 @@ class GradientAccounts:
         samples = one.samples
         samples.consumed, samples.weights = one.gradients(), one.weights()
         samples.num_replaced = one.num_replaced()
+        samples.num_at_the_end = one.num_left_at_the_end()
         samples.num_with_gradient = sum(p.grad is not None for p in one.parameters())
         samples.updated_at = source_line(line)
         if samples.is_scaled:

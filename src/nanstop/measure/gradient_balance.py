@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from nanstop.measure.hook_stations import HookStations
+from nanstop.measure.loss_graph import LEAST_SCALE
 from nanstop.records import Contribution, GradientAccount, SourceLine, StepId
 
 _COLLINEAR = 0.01
 """Share of a vector that may be off a multiple of another: half precision rounds by 0.004."""
+_UNDONE = 0.01
+"""Share of an update that may be left where it was undone: a slow average takes up as little."""
 _APART = 0.9
 """Cosine above which gradients and weights point the same way."""
-
-LEAST_SCALE = 8.0
-"""Factor from which a loss is scaled, not weighted."""
 
 
 @dataclass(slots=True)
@@ -30,8 +30,8 @@ class Backward:
 
     ``loss_factor``: by which a mean was multiplied to be its loss, ``most``: the largest of the
     numbers that make it up and are known on the host, ``is_mean``: whether that is all that was
-    made of it. ``computed``: what ``after``
-    would be if ``hooks`` had changed nothing, None where there are none.
+    made of it; ``is_scaled_apart``: whether it is a power of 2, and on the backward's loss alone.
+    ``computed``: what ``after`` would be if ``hooks`` had changed nothing, None without any.
     """
 
     before: Tensor
@@ -43,6 +43,7 @@ class Backward:
     loss_factor: float | Tensor | None = None
     most: float = 1.0
     is_mean: bool = False
+    is_scaled_apart: bool = False
     computed: Tensor | None = None
     hooks: HookStations | None = None
 
@@ -74,9 +75,11 @@ class Samples:
     weights: Tensor | None = None
     updated: Tensor | None = None
     changed_at: list[SourceLine] = field(default_factory=list)
+    called_at: list[SourceLine] = field(default_factory=list)
     overflowed_at: list[SourceLine] = field(default_factory=list)
     norm_consumed: Tensor | None = None
     num_replaced: int = 0
+    num_at_the_end: int = 0
     num_with_gradient: int | None = None
     stages: list[Tensor] = field(default_factory=list)
     hooked_at: list[SourceLine] = field(default_factory=list)
@@ -187,9 +190,11 @@ def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> Gradi
         scale=float(samples.scale) if samples.scale is not None else 1.0,
         loss_factor=samples.loss_factor,
         are_means=all(one.is_mean for one in backwards),
+        is_scaled_apart=bool(backwards) and all(one.is_scaled_apart for one in backwards),
         stages=_stages(arrived, samples.stages),
         norm_consumed=_number(samples.norm_consumed),
         num_replaced=samples.num_replaced,
+        num_at_the_end=samples.num_at_the_end,
         num_with_gradient=samples.num_with_gradient,
         rate=factor_between(taken, weights - updated),
         is_carried=_is_carried(samples, is_lost),
@@ -204,6 +209,7 @@ def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> Gradi
         rewritten_at=tuple(dict.fromkeys(reversed(samples.rewritten_at)))[::-1],
         were_weights_still=still,
         changed_at=_changed_at(samples, arrived),
+        called_at=tuple(dict.fromkeys(samples.called_at)),
         overflowed_at=tuple(dict.fromkeys(samples.overflowed_at)),
         was_read=samples.was_read,
         **known,
@@ -326,7 +332,8 @@ def _is_put_back(samples: Samples) -> bool:
     was, became, met = samples.was, samples.became, samples.met
     if was is None or became is None or met is None:
         return False
-    return not torch.equal(was, became) and torch.equal(met, was)
+    changed = float((became - was).norm())
+    return changed > 0.0 and float((met - was).norm()) <= _UNDONE * changed
 
 
 def _number(value: float | Tensor | None) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -18,6 +18,10 @@ _MOST_NODES = 4096
 """Nodes of a graph that are looked at for the tensors that it ends in."""
 _OF_ONE_NUMBER = ("MulBackward0", "DivBackward0", "NegBackward0")
 _KEY = "nanstop"
+LEAST_SCALE = 8.0
+"""Factor from which a loss is scaled, not weighted."""
+SURELY_SCALE = 1024.0
+"""Factor that no temperature of a distillation makes: 16 squared is 256."""
 _WHOLE = 1.001
 """Summands over what their sum was divided by: from here on it is no mean."""
 
@@ -49,12 +53,14 @@ class LossFactor:
     """By what a mean was multiplied to be a loss. ``value``: a scalar on its device where that is
     known there alone, NaN where it turns out to be no mean. ``most``: the largest of the numbers
     that are known on the host. ``is_of_torch``: whether a loss function of torch gave what the mean
-    is of, so that nothing was divided below it.
+    is of, so that nothing was divided below it. ``is_scale``: whether a loss scale is as
+    large, and no count.
     """
 
     value: float | Tensor
     most: float
     is_of_torch: bool = False
+    is_scale: bool = False
 
 
 def loss_factor(losses: Sequence[Tensor]) -> LossFactor | None:
@@ -82,7 +88,45 @@ def loss_factor(losses: Sequence[Tensor]) -> LossFactor | None:
         value = _where_divided(value, [counted * abs(one) for one in factors])
     if isinstance(value, float) and math.isnan(value):
         return None
-    return LossFactor(value, max([1.0, *map(abs, known)]), is_mean and _is_of_torch(core))
+    most = max([1.0, *map(abs, known)])
+    is_scale = isinstance(value, float) and is_mean and _is_scale(value, core)
+    return LossFactor(value, most, is_mean and _is_of_torch(core), is_scale)
+
+
+def is_scaled_apart(loss: Tensor, held: Iterable[Any], factor: float) -> bool:
+    """Return whether among the values ``held`` by the script is what a loss is ``factor`` times of,
+    and not the loss: nobody reads the multiple but its backward. Numbers from ``SURELY_SCALE`` on
+    are no weight even where the script holds both.
+    """
+    core, below = _core(loss.grad_fn), set[Any]()
+    node = loss.grad_fn
+    while node is not None and node is not core:
+        node = next(following for following, _ in node.next_functions if following is not None)
+        below.add(node)
+    nodes = [one.grad_fn for one in held if isinstance(one, Tensor) and one.grad_fn is not None]
+    is_alone = factor >= SURELY_SCALE or loss.grad_fn not in nodes
+    return is_alone and any(node in below for node in nodes)
+
+
+def _is_scale(factor: float, core: Any) -> bool:
+    """Return whether a number is one by which losses are scaled, a power of 2, and no count of what
+    their mean is of: as many rows make a sum of it.
+    """
+    num = _num_averaged(core)
+    is_power = factor >= LEAST_SCALE and math.frexp(factor)[0] == 0.5
+    return is_power and num > 0 and num % int(factor) != 0
+
+
+def _num_averaged(core: Any) -> int:
+    """Return how many numbers a mean is of, 0 where its node does not say."""
+    sizes = getattr(core, "_saved_self_sym_sizes", None)
+    if core.name() == "MeanBackward0" and sizes is not None:
+        return math.prod(sizes)
+    for name in ("_saved_target", "_saved_self"):
+        value = getattr(core, name, None)
+        if isinstance(value, Tensor):
+            return value.numel()
+    return 0
 
 
 def _is_of_torch(core: Any) -> bool:
@@ -152,3 +196,27 @@ def leaves(losses: Sequence[Tensor]) -> list[Tensor] | None:
     """
     nodes = list(islice(nodes_behind(losses), _MOST_NODES))
     return list(leaves_of(nodes)) if len(nodes) < _MOST_NODES else None
+
+
+def left_at_the_end(losses: Sequence[Tensor], held: Collection[int]) -> list[Tensor]:
+    """Return the tensors of the last layer of a model, where all that comes before it is held, by
+    id, and they are not: one matrix, and a vector at most, that a backward of ``losses`` gives
+    gradients to and that are used after everything that is held. Empty else.
+    """
+    nodes = list(islice(nodes_behind(losses), _MOST_NODES))
+    if len(nodes) >= _MOST_NODES:
+        return []
+    used = dict[int, list[int]]()
+    found: dict[int, Tensor] = {}
+    for node in nodes:
+        for following, _ in node.next_functions:
+            leaf = getattr(following, "variable", None)
+            if isinstance(leaf, Tensor):
+                found[id(leaf)] = leaf
+                used.setdefault(id(leaf), []).append(node._sequence_nr())
+    last = max((max(used[key]) for key in found if key in held), default=None)
+    left = [leaf for key, leaf in found.items() if key not in held]
+    if last is None or not all(min(used[id(leaf)]) > last for leaf in left):
+        return []
+    is_layer = sorted(leaf.dim() > 1 for leaf in left) in ([True], [False, True])
+    return left if is_layer else []

@@ -48,6 +48,9 @@ class GradientAccount:
     that is not known, or a loss is no mean."""
     are_means: bool = False
     """Whether that is all that was made of the elements that a loss function of torch gave."""
+    is_scaled_apart: bool = False
+    """Whether that is a power of 2 and no count of what was averaged, and the script holds the loss
+    without it alone: the backward was given a multiple that nobody else reads."""
     stages: tuple[float | None, ...] = ()
     """By what each change of one parameter's gradient multiplied it after the last backward, None
     where no single number did; empty where that was not looked for."""
@@ -64,6 +67,9 @@ class GradientAccount:
     num_replaced: int = 0
     """Parameters that got gradients and are in no optimizer, each of the shape of one that this
     optimizer holds and that got none; 0 where some have no such counterpart."""
+    num_at_the_end: int = 0
+    """Tensors of the model's last layer that get gradients, are in no optimizer and have kept their
+    values since the first look, where all that comes before them is held."""
     made_at: SourceLine | None = None
     """The line that made the optimizer, None where that was not seen."""
     is_carried: bool = False
@@ -91,6 +97,19 @@ class GradientAccount:
     """The largest number that such an update was to add to a weight, None where it was not seen."""
     elsewhere_at: tuple[SourceLine, ...] = ()
     """Lines that made an update of a weight into another tensor: of a copy of it, or a new one."""
+    num_states_moved: int = 0
+    """Tensors that took up the gradients of one parameter in such updates, and take up those of
+    another one since."""
+    states_at: tuple[SourceLine, ...] = ()
+    """The line that has them do so, and those that say which are whose."""
+    share_squares_lost: float = 0.0
+    """How many squares of a tensor's gradients, of those that are not 0, are 0 in float16 where
+    such an update divides by what it has made of them: the most of all tensors."""
+    squares_lost_at: tuple[SourceLine, ...] = ()
+    """The lines that made them 0."""
+    given_at: tuple[SourceLine, ...] = ()
+    """Lines that gave a value to what such an update goes through, where it leaves weights out or
+    is of others, or to what it is multiplied by, where that is 0; empty else."""
     num_still: int = 0
     """Sampled tensors that no such update has changed since the first, where it changes others."""
     is_put_back: bool = False
@@ -111,3 +130,6 @@ class GradientAccount:
     changed_at: tuple[SourceLine, ...] = ()
     """Lines that wrote to gradients between the window's backwards and its update; empty where
     that was not looked for."""
+    called_at: tuple[SourceLine, ...] = ()
+    """Lines that called the functions in which those are, in the order of their calls, where these
+    are others than the one that calls the backward."""

@@ -247,6 +247,9 @@ class RunFacts:
     """The large number that a loop has multiplied its loss by itself, ahead of the first backward;
     None where it has not.
     """
+    updated_at: SourceLine | None = None
+    """The line that asked for the first update of a loop, where nothing was done with its gradients
+    ahead of that."""
     clipping: ClippingFacts | None = None
     """That gradients were clipped before there were any; None where that was not seen."""
     resume: ResumeFacts | None = None

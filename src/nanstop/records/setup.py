@@ -75,7 +75,8 @@ class RateFacts:
     ``planned``: of a whole training, before its first step. ``rising``: over how many steps the
     schedule was asked and its rate went on to rise, 0 where it came to its peak. ``length``: steps
     from its beginning to its end, or to its lowest rate where it has none, of a schedule that is as
-    long as its run has updates and was stepped far more rarely; else 0.
+    long as its run has updates and was stepped far more rarely; else 0. ``set_at``: the line of the
+    script that sets the rate, where there is no schedule and its own expression was asked.
     """
 
     num_used: int
@@ -87,6 +88,7 @@ class RateFacts:
     planned: bool = False
     rising: int = 0
     length: int = 0
+    set_at: SourceLine | None = None
 
 
 @record
@@ -137,7 +139,10 @@ class DataFacts:
     ``num_without_labels``: of ``num_labelled``, those of which no token is trained on.
     ``num_twice_begun``: those that begin with two tokens of a beginning. ``num_cut``: those that
     fill all places and hold no token of an end. ``masked_at``: lines that took labels out of the
-    loss, FILE:LINE, as far as they are known.
+    loss, FILE:LINE, as far as they are known. ``num_shortened``: rows that end before the text does
+    that a tokenizer was given. ``tokenized_at``: the lines that asked for the tokens of rows,
+    ``shortened_at``: that cut them where no tokenizer did. ``only_label``: the one token that every
+    label of a language model is, None where there are others.
     """
 
     num_rows: int = 0
@@ -146,6 +151,10 @@ class DataFacts:
     num_twice_begun: int = 0
     num_cut: int = 0
     masked_at: tuple[str, ...] = ()
+    num_shortened: int = 0
+    only_label: int | None = None
+    tokenized_at: tuple[str, ...] = ()
+    shortened_at: tuple[str, ...] = ()
 
 
 @record

@@ -13,7 +13,7 @@ from nanstop.detect.first_rows import FirstRows
 from nanstop.detect.gauge import Gauge
 from nanstop.detect.gradient_arrival import MOST_UPDATES, NeverReached, ReplacedParts
 from nanstop.detect.left_modes import LeftModes
-from nanstop.detect.rates import Rates
+from nanstop.detect.rates.used import Rates
 from nanstop.detect.standstill import ELSEWHERE, Standstill, stuck
 from nanstop.diagnose.diagnose import examine
 from nanstop.records import (
@@ -26,6 +26,7 @@ from nanstop.records import (
     Series,
     StepId,
 )
+from nanstop.records.facts import BY_HAND
 from nanstop.replay.conditions import unrecorded
 from nanstop.session.findings import Findings
 from nanstop.session.run_state import RunState
@@ -89,6 +90,8 @@ class Looks:
             number = self._numbers.get(optimizer, 0)
             self._numbers[optimizer] = number + 1
             self._near(step, optimizer, number)
+        elif self._run.facts.veto == BY_HAND and step.id.step <= MOST_UPDATES:
+            self._never.note(step, step.id.step)
         if self._early.sample is not None or is_early(step.id.step):
             self._look(lambda: self._early.before_update(step, self._run.facts))
         if not self._rows.is_over:
@@ -97,7 +100,7 @@ class Looks:
     def _near(self, step: Step, optimizer: Optimizer, number: int) -> None:
         """Look at update ``number``, from 0 on, of an optimizer."""
         if number <= MOST_UPDATES:
-            self._never.note(step, optimizer, number)
+            self._never.note(step, number)
         if self._replaced.suspects or is_early(number):
             self._arrived(self._replaced.note(self._run.facts, step, optimizer, number))
         rates = self._rates.note(step, optimizer)

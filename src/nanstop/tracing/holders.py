@@ -201,11 +201,11 @@ def _line_of(place: Assignment, *, is_written: bool = False) -> SourceLine | Non
     one; or where ``is_written`` the only one that has written to it since.
     """
     tree = tree_of(place.file)
-    found = [] if tree is None else list(_bindings(tree, place))
+    found = [] if tree is None else list(bindings(tree, place))
     if tree is None or not found:
         return None
     if place.attribute:
-        later = [line for line in found if _function_at(tree, line) != "__init__"]
+        later = [line for line in found if function_at(tree, line) != "__init__"]
         numbers = later if is_written else [] if later else found[:1]
         if len(numbers) != 1:
             return None
@@ -213,11 +213,11 @@ def _line_of(place: Assignment, *, is_written: bool = False) -> SourceLine | Non
     else:
         number = max([line for line in found if line <= place.at] or found)
     text = linecache.getline(place.file, number).strip()
-    function = _function_at(tree, number)
+    function = function_at(tree, number)
     return SourceLine(file=place.file, line=number, function=function, text=text)
 
 
-def _function_at(tree: ast.AST, line: int) -> str:
+def function_at(tree: ast.AST, line: int) -> str:
     around = max(_functions(tree, line), key=lambda f: f.lineno, default=None)
     return around.name if around is not None else "<module>"
 
@@ -230,14 +230,14 @@ def _functions(tree: ast.AST, line: int) -> list[ast.FunctionDef | ast.AsyncFunc
 def _is_set_up_alone(place: Assignment) -> bool:
     """Return whether nothing but a constructor gives an attribute a value."""
     tree = tree_of(place.file)
-    lines = list(_bindings(tree, place)) if tree is not None else []
-    return all(_function_at(tree, line) == "__init__" for line in lines if tree is not None)
+    lines = list(bindings(tree, place)) if tree is not None else []
+    return all(function_at(tree, line) == "__init__" for line in lines if tree is not None)
 
 
 def _is_bound(place: Assignment) -> bool:
     """Return whether the source gives a variable a value anywhere."""
     tree = tree_of(place.file)
-    return tree is not None and any(_bindings(tree, place))
+    return tree is not None and any(bindings(tree, place))
 
 
 def _bound_in_loop(place: Assignment, at: int) -> bool:
@@ -247,10 +247,10 @@ def _bound_in_loop(place: Assignment, at: int) -> bool:
     if tree is None or not loops:
         return False
     inner = max(loops, key=lambda n: n.lineno)
-    return any(inner.lineno <= line <= (inner.end_lineno or 0) for line in _bindings(tree, place))
+    return any(inner.lineno <= line <= (inner.end_lineno or 0) for line in bindings(tree, place))
 
 
-def _bindings(tree: ast.AST, place: Assignment) -> Iterator[int]:
+def bindings(tree: ast.AST, place: Assignment) -> Iterator[int]:
     """Yield the lines that give a variable, or elements of it, a value in the innermost scope that
     does so.
     """

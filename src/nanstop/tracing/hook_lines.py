@@ -9,8 +9,11 @@ from typing import Any
 
 from nanstop.own_code import is_library
 from nanstop.records import SourceLine
+from nanstop.tracing.bindings import writing_lines
 from nanstop.tracing.places import source_line, user_line
 
+_FEW = 2
+"""Lines of a hook that may be the one which changes what it is given."""
 MOST_HOOKS = 4096
 """Registrations whose lines are kept."""
 
@@ -30,13 +33,13 @@ def registering(original: Any, tensor: Any, hook: Any) -> Any:
 
 
 def hook_lines(hook: Any, key: int) -> tuple[SourceLine, ...]:
-    """Return the line that registered a hook under ``key``, and that of a script's own hook which
-    does its work, where it has one such, else where it begins; as far as they are known.
+    """Return the line that registered a hook under ``key``, and those of a script's own hook which
+    do its work, where they are few, else where it begins; as far as they are known.
     """
     code = _code(hook)
-    own = source_line(_work(code)) if code is not None else None
+    own = map(source_line, _work(code)) if code is not None else ()
     asked = source_line(_registered.get(key))
-    return tuple(dict.fromkeys(line for line in (asked, own) if line is not None))
+    return tuple(dict.fromkeys(line for line in (asked, *own) if line is not None))
 
 
 def _code(hook: Any) -> CodeType | None:
@@ -49,6 +52,8 @@ def _code(hook: Any) -> CodeType | None:
     return found if is_shown else None
 
 
-def _work(code: CodeType) -> tuple[CodeType, int]:
+def _work(code: CodeType) -> list[tuple[CodeType, int]]:
     inside = {line for _, _, line in code.co_lines() if line} - {code.co_firstlineno}
-    return code, inside.pop() if len(inside) == 1 else code.co_firstlineno
+    written = tuple(inside) if len(inside) == 1 else writing_lines(code)
+    found = written if 0 < len(written) <= _FEW else (code.co_firstlineno,)
+    return [(code, line) for line in found]

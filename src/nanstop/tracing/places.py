@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 import sys
 from dataclasses import dataclass
+from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import nn
 from torch.autograd.function import BackwardCFunction
 from torch.nn.modules import module as hooks
 
-from nanstop.own_code import is_wrapper
+from nanstop.own_code import is_library, is_wrapper
 from nanstop.records import SourceLine
 
 _sequence_nr = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
@@ -230,6 +231,28 @@ def user_line() -> tuple[CodeType, int] | None:
     """Return code and line of the innermost frame that belongs to the script."""
     frame = user_frame()
     return None if frame is None else (frame.f_code, frame.f_lineno)
+
+
+def calling_line() -> tuple[CodeType, int] | None:
+    """Return code and line that called the innermost function of the script, None where a library
+    did.
+    """
+    frame = user_frame()
+    frame = frame.f_back if frame is not None else None
+    if frame is None or is_library(frame.f_code.co_filename):
+        return None
+    return frame.f_code, frame.f_lineno
+
+
+def variables() -> list[Any]:
+    """Return what the variables of the innermost function that belongs to the script hold."""
+    frame = user_frame()
+    if frame is None:
+        return []
+    held = list(frame.f_locals.values())
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED:
+        frame.f_locals.clear()  # a copy that the frame keeps would hold the step's graph (PEP 667)
+    return held
 
 
 def user_frame() -> FrameType | None:

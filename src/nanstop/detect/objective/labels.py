@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nanstop.detect.objective.fetched import FETCHES
 from nanstop.records import ObjectiveRow, op_name
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.tracing.op_patches import SecondRun, displace
@@ -113,7 +114,8 @@ def _shifted_at(step: Step, tokens: Tensor) -> tuple[str, ...]:
         return _shift(values, tokens) or 0
 
     makers: Any = getattr(step, "makers", None)
-    return tuple(map(line_text, makers(places))) if makers is not None else ()
+    found = tuple(map(line_text, makers(places))) if makers is not None else ()
+    return found or FETCHES.makers(places)
 
 
 def _shift(labels: Tensor, tokens: Tensor) -> int | None:

@@ -9,14 +9,17 @@ places. How the mask is made, and of which kind it is, plays no part.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from nanstop.detect.objective.fetched import FETCHES
 from nanstop.detect.objective.labels import MovedTable, Picks
 from nanstop.detect.standstill import moved
 from nanstop.records import ObjectiveRow
+from nanstop.tracing.bindings import handed_on_after
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_ops
 
@@ -156,8 +159,20 @@ def _row(step: Step, table: int, padding: Tensor, masks: Masks) -> ObjectiveRow:
     masked = next((n for n, mask in masks.found.items() if _tells(mask, padding)), None)
     op = ops[table if masked is None else masked]
     line = line_text(op.line) if masked is not None else ""
-    width = padding.shape[1]
-    return ObjectiveRow(op=op.name, module=op.module, given="padding", width=width, line=line)
+    return ObjectiveRow(
+        op=op.name,
+        module=op.module,
+        given="padding",
+        width=padding.shape[1],
+        line=line,
+        made_at=FETCHES.makers(partial(_is_of, padding), behind=handed_on_after),
+    )
+
+
+def _is_of(padding: Tensor, values: Tensor) -> int:
+    """Return 1 for a mask of the padding, 0 for anything else."""
+    is_mask = values.shape == padding.shape and not values.is_floating_point()
+    return int(is_mask and torch.equal(values, padding.to("cpu", values.dtype)))
 
 
 def _tells(mask: Tensor, padding: Tensor) -> bool:

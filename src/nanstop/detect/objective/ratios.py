@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,34 +22,68 @@ MOST_TRIED = 4
 LARGE_RATIO = 1e6
 """Of the probabilities that two models give to one token: 14 nats apart. Clipping is at 1.2."""
 
+_MOST_NATS = 700.0
+"""Beyond it the ratio is no number of float64."""
+
 
 class Ratios:
     """Called with each op; keeps the largest exponential of a difference of log-probabilities, by
     the op's index.
 
     Two tensors without a number above 0 are such where a gradient comes to one alone: a policy, and
-    what it is compared with. Synchronises the device at differences and their exponentials.
+    what it is compared with. Of a difference of sums over answers those of their tokens are asked.
+    Synchronises the device at sums, differences and their exponentials.
     """
 
     def __init__(self) -> None:
         self.largest: dict[int, float] = {}
+        self.of_answers: set[int] = set()
+        """Differences of whole answers among them."""
         self._differences: set[tuple[int, torch.Size]] = set()
+        self._tokens: dict[int, tuple[Tensor, Tensor]] = {}
+        """Sums over rows of log-probabilities, each with those, by where it lies."""
 
     def __call__(
         self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
         base = op_name(str(func))
-        if base not in ("sub", "exp") or torch._C._current_graph_task_id() != -1:
+        if base not in ("sub", "exp", "sum") or torch._C._current_graph_task_id() != -1:
             return None
 
         def done(result: Any) -> None:
-            if base == "sub":
+            if base == "sum":
+                self._summed(args[0], result)
+            elif base == "sub":
                 if _are_of_two(*args[:2]):
                     self._differences.add(_place(result))
+                    self._compare(index, *args[:2])
             elif _place(args[0]) in self._differences:
                 self.largest[index] = float(result.detach().amax())
 
         return done
+
+    def _summed(self, tokens: Any, result: Tensor) -> None:
+        if tokens.dim() != 2 or result.shape != tokens.shape[:1] or not result.is_contiguous():
+            return
+        if bool((tokens.detach() <= TOLERANCE).all()):
+            key = result.untyped_storage().data_ptr()
+            self._tokens[key] = result.detach(), tokens.detach()
+
+    def _compare(self, index: int, first: Tensor, second: Tensor) -> None:
+        """Look at the tokens of two answers whose sums are compared."""
+        one, other = self._tokens_of(first), self._tokens_of(second)
+        if one is None or other is None or one.shape != other.shape:
+            return
+        apart = float((one - other).abs().amax())
+        self.largest[index] = math.exp(min(apart, _MOST_NATS))
+        self.of_answers.add(index)
+
+    def _tokens_of(self, sums: Tensor) -> Tensor | None:
+        _, tokens = self._tokens.get(sums.untyped_storage().data_ptr(), (None, None))
+        if tokens is None or sums.dim() != 1 or not sums.is_contiguous():
+            return None
+        rows = tokens[sums.storage_offset() : sums.storage_offset() + len(sums)]
+        return rows if len(rows) == len(sums) else None
 
 
 def _are_of_two(first: Any, second: Any) -> bool:
@@ -72,8 +107,8 @@ def ratio_rows(step: Step, ratios: Ratios) -> tuple[RatioRow, ...]:
     mask may leave them out. Undone bitwise; runs the first micro-batch again where there is one.
     """
     large = [index for index, value in ratios.largest.items() if value >= LARGE_RATIO]
-    plain = first_loss(step, _doubled(-1)) if large else 0.0
-    used = [n for n in large[:MOST_TRIED] if first_loss(step, _doubled(n)) != plain]
+    plain = first_loss(step, _doubled(-1, ratios)) if large else 0.0
+    used = [n for n in large[:MOST_TRIED] if first_loss(step, _doubled(n, ratios)) != plain]
     found = {index: ratios.largest[index] for index in used}
     if not found:
         return ()
@@ -89,6 +124,8 @@ def ratio_rows(step: Step, ratios: Ratios) -> tuple[RatioRow, ...]:
     )
 
 
-def _doubled(index: int) -> OtherResult:
-    """Have one op give twice what it gives beyond ``LARGE_RATIO``."""
+def _doubled(index: int, ratios: Ratios) -> OtherResult:
+    """Have one op give twice what it gives, of ratios what it gives beyond ``LARGE_RATIO``."""
+    if index in ratios.of_answers:
+        return OtherResult(index, lambda found: 2.0 * found)
     return OtherResult(index, lambda found: torch.where(found >= LARGE_RATIO, 2.0 * found, found))

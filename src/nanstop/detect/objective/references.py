@@ -20,6 +20,7 @@ from nanstop.detect.standstill import noises
 from nanstop.records import ObjectiveRow, op_name
 from nanstop.replay.step import gradients_of
 from nanstop.replay.untouched import TensorMemory, address
+from nanstop.tracing.bindings import memory_given_at
 from nanstop.tracing.op_patches import SecondRun
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_loss, first_ops, look_again
@@ -85,6 +86,8 @@ class OwnReference:
         """The step whose micro-batch is to be looked at again."""
         self._first: list[tuple[Tensor, Tensor]] = []
         """Trained weights, and what they were the first time."""
+        self._shares = False
+        """Whether the reference has other parameters, in the memory of the policy's."""
         self._value: float | None = None
         """The loss of the first time."""
 
@@ -113,8 +116,17 @@ class OwnReference:
         if not _follows(step, found, first):
             return ()
         op = first_ops(step)[found[0]]
-        line = line_text(op.line)
-        return (ObjectiveRow(op=op.name, module=op.module, given="itself", width=1, line=line),)
+        line, shared = line_text(op.line), memory_given_at() if self._shares else ()
+        return (
+            ObjectiveRow(
+                op=op.name,
+                module=op.module,
+                given="itself",
+                width=1,
+                line=line,
+                made_at=tuple(f"{one.short}: {one.text}" for one in shared),
+            ),
+        )
 
     def _compared(self, step: Step, seen: Equals) -> list[int]:
         """Return the differences that the loss is made of and that nothing is learned from, that
@@ -127,8 +139,9 @@ class OwnReference:
         found = [index for index in seen.found if first_loss(step, _Raised(index)) != plain]
         own = {id(p) for p in step.view.root.parameters()}
         theirs = {address(p) for p in seen.read.values() if id(p) not in own}
-        shares = any(address(p) in theirs for p in step.view.root.parameters() if p.requires_grad)
-        if not found or shares or _teaches_nothing(step, found):
+        mine = [p for p in step.view.root.parameters() if p.requires_grad]
+        self._shares = any(address(p) in theirs for p in mine)
+        if not found or self._shares or _teaches_nothing(step, found):
             return found
         value, self._value = self._value, plain
         is_same = plain == value or not self._num_times

@@ -18,7 +18,8 @@ how a log shows it; that nothing else explains it."""
 @dataclass(frozen=True, slots=True)
 class Reason:
     """What one branch of a check has found. ``fix``: what to do about it, in a line. ``source``:
-    the line of the script that is to be changed, where it is known.
+    the line of the script that is to be changed, where it is known; ``behind``: lines that gave it
+    what it works with.
     """
 
     confidence: Confidence
@@ -26,6 +27,7 @@ class Reason:
     cause: str
     fix: str
     source: SourceLine | None = None
+    behind: tuple[SourceLine, ...] = ()
 
     def diagnosis(self, code: str, **known: Any) -> Diagnosis:
         """Return it as the diagnosis of a finding. ``known``: further fields."""
@@ -34,7 +36,7 @@ class Reason:
             title=self.title,
             cause=self.cause,
             confidence=self.confidence,
-            lines=(self.fix,),
+            lines=(*(line.quoted for line in self.behind), self.fix),
             **known,
         ).at(self.source)
 

@@ -5,12 +5,14 @@ as it was drawn.
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from inspect import CO_OPTIMIZED
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -19,6 +21,8 @@ from torch import Tensor, nn
 
 from nanstop.numerics.tensors import by_torch_alone, version
 from nanstop.records import LoadFacts
+from nanstop.tracing.bindings import elements_read_at
+from nanstop.tracing.holders import script_frames
 from nanstop.tracing.places import source_line, user_line
 
 
@@ -71,6 +75,45 @@ class LoadedWeights:
             if found and all(one is not None and _mark(one) == mark for one, mark in held):
                 return found
         return None
+
+
+def copied_by_hand(root: nn.Module) -> LoadFacts | None:
+    """Return what a model lacked that a script copied weights into by itself, name by name, and
+    has not got: a variable of a running function is a dict whose tensors of the model's names are
+    equal to the model's. None where there is no such, or it has all. Synchronises the device where
+    there is one.
+
+    Asked ahead of the first update, when what was copied is still the same.
+    """
+    own = dict(root.named_parameters())
+    for frame, _ in script_frames():
+        for name, given in _dicts(frame):
+            held = {k: v for k, v in given.items() if isinstance(k, str) and isinstance(v, Tensor)}
+            alike = [key for key in held.keys() & own.keys() if own[key].shape == held[key].shape]
+            if not any(own[key].dim() > 1 for key in alike):
+                continue
+            if not all(_are_equal(own[key], held[key]) for key in alike):
+                continue
+            names = SimpleNamespace(
+                missing_keys=[key for key in own if key not in held],
+                unexpected_keys=[key for key in held if key not in own],
+            )
+            found = unmatched(root, held, names)
+            if found is not None:
+                read = elements_read_at(frame, name)
+                return replace(found, at=read[-1] if read else None)
+    return None
+
+
+def _dicts(frame: FrameType) -> list[tuple[str, dict[Any, Any]]]:
+    found = [(name, one) for name, one in frame.f_locals.items() if isinstance(one, dict)]
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED:
+        frame.f_locals.clear()  # a copy that the frame keeps would hold the step's graph (PEP 667)
+    return [(name, one) for name, one in found if not name.startswith("__")]
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    return one.device == other.device and torch.equal(one.detach(), other.detach().to(one.dtype))
 
 
 LOADED = LoadedWeights()

@@ -19,6 +19,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from nanstop.detect.texts import TEXTS
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.lightning.trainers import trainer_classes
 from nanstop.hosts.model.left_weights import LEFT
@@ -79,6 +80,11 @@ def install(open_session: OpenSession) -> None:
     model_class = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     if model_class is not None:
         table.replace(model_class, "from_pretrained", _load_pretrained)
+    tokenizers = sys.modules.get("transformers.tokenization_utils_base")
+    tokenizer_class = getattr(tokenizers, "PreTrainedTokenizerBase", None)
+    if tokenizer_class is not None and "torch" in sys.modules:
+        for name in ("__call__", "encode"):
+            table.replace(tokenizer_class, name, _tokenize)
     trainer_class = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
     if trainer_class is not None:
         table.replace(trainer_class, "train", _train)
@@ -124,6 +130,9 @@ def unwatch() -> None:
         _finish()
     _open_session = _loops = None
     LEFT.optimizers_at_work = tuple
+    TEXTS.forget()
+    if "nanstop.detect.objective.fetched" in sys.modules:
+        sys.modules["nanstop.detect.objective.fetched"].FETCHES.forget()
 
 
 @contextmanager
@@ -165,6 +174,13 @@ def _load_pretrained(original: Any, kind: Any, *args: Any, **kwargs: Any) -> Any
     from nanstop.hosts.model.loaded_weights import LOADED
 
     return LOADED.load_pretrained(original, kind, *args, **kwargs)
+
+
+def _tokenize(original: Any, tokenizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for what makes tokens of texts: the first of them are known again in batches."""
+    from nanstop.hosts.model.tokenized import tokenized
+
+    return tokenized(original, tokenizer, *args, **kwargs)
 
 
 def _registering(original: Any, tensor: Any, hook: Any) -> Any:

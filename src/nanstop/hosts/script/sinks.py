@@ -193,6 +193,8 @@ class Sinks:
         window, held = self._state.window, held_by(optimizer)
         if not self._in_scaler and window.let_go_of_scaler(held) and window.judged:
             self._judge.judge_again(held, norm_of(held), optimizer)
+        if self._judge.controller.session is None:
+            window.updated_at = user_line()
         unseen = [p for p in held if id(p) not in window.judged]
         if window.closed or any(p.grad is not None for p in unseen):
             self._judge.judge(unseen, norm_of(unseen), optimizer)

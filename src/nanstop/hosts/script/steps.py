@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.loop.step import LoopStep, UnseenMicro
-from nanstop.hosts.model.loaded_weights import LOADED
+from nanstop.hosts.model.loaded_weights import LOADED, copied_by_hand
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.script.resumed import Restored
 from nanstop.hosts.script.window import (
@@ -28,9 +28,9 @@ from nanstop.hosts.tape.accumulation import accumulation_in
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.living import living
 from nanstop.measure.followed import Line
-from nanstop.numerics.tensors import format_name
+from nanstop.numerics.tensors import by_torch_alone, format_name
 from nanstop.numerics.trained import held_by
-from nanstop.records import SourceLine
+from nanstop.records import LoadFacts, SourceLine
 from nanstop.records.facts import BY_HAND
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import source_line
@@ -114,7 +114,7 @@ class Steps:
         restored = self._restored.take(view)
         if view.root not in self._asked:
             self._asked.add(view.root)
-            loaded = LOADED.facts(view.root)
+            loaded = LOADED.facts(view.root) or _copied(view.root)
             restored |= {"loaded": loaded} if loaded is not None else {}
         if self.controller.session is not None:
             if restored:
@@ -138,6 +138,7 @@ class Steps:
             sinks=tuple(window.sinks),
             sink_at=source_line(window.sink_at),
             loss_factor=window.loss_factor,
+            updated_at=source_line(window.updated_at),
             ranks_agree=self._shared.agree(window.called.values()),
             **self.lines_of(view.optimizer),
             **restored,
@@ -171,6 +172,15 @@ class Steps:
         if key not in self._views:
             self._views = {key: PlainView(one_root(roots, parameters), optimizer, window.scaler)}
         return self._views[key]
+
+
+def _copied(root: nn.Module) -> LoadFacts | None:
+    """Return what a model lacks of weights that the script copied by itself, None without."""
+    try:
+        with by_torch_alone():
+            return copied_by_hand(root)
+    except Exception:  # objects of the script: looking at one may raise anything
+        return None
 
 
 def _scale_to_come(window: ScriptWindow) -> dict[str, float]:

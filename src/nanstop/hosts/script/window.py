@@ -20,7 +20,7 @@ from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.tape.tape_calls import variable_names
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.measure.followed import Line
-from nanstop.measure.gradient_balance import LEAST_SCALE
+from nanstop.measure.loss_graph import LEAST_SCALE
 from nanstop.numerics.tensors import by_torch_alone, nonfinite
 from nanstop.records import Phase
 from nanstop.replay.snapshot import BufferNotes
@@ -95,8 +95,9 @@ class ScriptWindow:
 
     ``updated_inside``: that update was made by hooks, inside the backward. ``by_hand``: by the
     script, without an optimizer. ``clips``: what clips the gradients as the script did, in turn.
-    ``sinks``, ``loss_factor``: see ``RunFacts``; ``sink_at``: the line of the first.
-    ``applied_scale``: the loss scale that was on the gradients of an update.
+    ``sinks``, ``loss_factor``: see ``RunFacts``; ``sink_at``: the line of the first;
+    ``updated_at``: that asks for the update, of the first window. ``applied_scale``: the loss scale
+    that was on the gradients of an update.
     ``gradients``: marks of them as the last backward or sink left them; ``is_rewritten``: whether
     the script itself has written to them since then, or before that in this window.
     """
@@ -117,6 +118,7 @@ class ScriptWindow:
     sinks: list[str] = field(default_factory=list)
     sink_at: Line = None
     loss_factor: float | None = None
+    updated_at: Line = None
     applied_scale: float | None = None
     is_past: bool = False
     gradients: list[Any] | None = None

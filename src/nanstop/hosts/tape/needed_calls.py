@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from nanstop.hosts.tape.tape_calls import Constant, Left, Slot, TapedCall
+from nanstop.hosts.tape.tape_calls import Constant, Left, Number, Slot, TapedCall
 from nanstop.numerics.tensors import has_bad
 
 
@@ -24,6 +24,7 @@ def calls_for(
             chosen.append(call)
             wanted.update(s.index for s in call.held(Slot))
             wanted.update(left.slot for left in call.held(Left))
+            wanted.update(number.slot for number in call.held(Number))
             wanted.update(_made_again(call.held(Constant), early))
     return chosen[::-1]
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from nanstop.hosts.tape.tape_calls import Constant, EarlierGraph, Slot, TapedCall
+from nanstop.hosts.tape.tape_calls import Constant, EarlierGraph, Number, Slot, TapedCall
 from nanstop.hosts.tape.taped_micro import TapedMicro
 
 LEAST_ROWS = 4
@@ -138,6 +138,8 @@ class _Reading:
             return self._data(data, weighs=weighs)
         if isinstance(value, EarlierGraph):
             self.is_whole = False
+        if isinstance(value, Number):
+            return _of_number(value.value, weighs=weighs)
         if isinstance(value, tuple | list):
             return tuple(self._of(entry, weighs=weighs) for entry in value)
         if isinstance(value, Mapping):

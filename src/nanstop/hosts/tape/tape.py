@@ -22,6 +22,7 @@ from nanstop.hosts.tape.needed_calls import calls_for
 from nanstop.hosts.tape.tape_calls import (
     HISTORY,
     Constant,
+    Number,
     Slot,
     TapedCall,
     keep_values,
@@ -36,11 +37,12 @@ from nanstop.hosts.tape.tape_functions import (
     PLAIN,
 )
 from nanstop.hosts.tape.tensors import autocast_state
+from nanstop.measure.followed import Line
 from nanstop.numerics.tensors import by_torch_alone, is_in_place, tensors, version
 from nanstop.replay.function_modes import OwnMode, is_crowded, is_on, put_on, take_off
 from nanstop.replay.rng import RngState
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.places import user_frame
+from nanstop.tracing.places import user_frame, user_line
 
 __tracebackhide__ = passes_through
 
@@ -93,6 +95,8 @@ class Tape(OwnMode):
         self._slots: dict[int, tuple[weakref.ref[Tensor], Slot]] = {}
         self._count = 0
         self._first_of_model: int | None = None
+        self._numbers: dict[int, Number] = {}
+        """Those that the script has read of results, by the id of the object, which they hold."""
         self._num_held_bytes = 0
         self._held: set[int] = set()
         self._given: set[int] = set()
@@ -131,6 +135,9 @@ class Tape(OwnMode):
         self._after(call, operands, result)
         if func in LOOKS and not call.outer:
             self._looked(operands[0])
+            slot = operands[0][2]
+            if slot is not None:
+                self._hands_on(result, slot.index, call.line)
         useless = not (call.count or call.writes or call.foreign)
         if useless and self.calls and self.calls[-1] is call:
             self.calls.pop()
@@ -168,6 +175,10 @@ class Tape(OwnMode):
         number = func(*args, **kwargs)
         if isinstance(number, float) and not math.isfinite(number):
             self.on_number(number)
+        with by_torch_alone():
+            slot = self.slot(args[0])
+            if slot is not None and args[0].requires_grad:
+                self._hands_on(number, slot, user_line())
         return number
 
     def call(
@@ -232,6 +243,11 @@ class Tape(OwnMode):
         with by_torch_alone():
             if operand[0].dim() == 0:
                 self.looked_at = operand[2], operand[0].detach()
+
+    def _hands_on(self, number: Any, slot: int, line: Line) -> None:
+        """Know a number that was read of a result again where the script hands it on."""
+        if type(number) is float:
+            self._numbers[id(number)] = Number(number, slot, line)
 
     def _give_up(self, error: Exception) -> None:
         self.problem = f"a call cannot be recorded ({type(error).__name__}: {error})"
@@ -339,7 +355,8 @@ class Tape(OwnMode):
             return Constant(value, operands[-1][1], origin)
         kind = type(value)
         if kind in PLAIN:
-            return value
+            number = self._numbers.get(id(value)) if kind is float else None
+            return number if number is not None and number.value is value else value
         if kind is tuple or kind is list:
             return kind([self._note(entry, operands) for entry in value])
         if kind is dict:

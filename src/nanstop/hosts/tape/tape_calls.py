@@ -57,6 +57,17 @@ class Constant:
         return version(self.tensor) != self.version
 
 
+@dataclass(slots=True, eq=False)
+class Number:
+    """A Python number that the script has read of a result, at ``line``, and hands on: the very
+    object. ``slot``: of that result.
+    """
+
+    value: float
+    slot: int
+    line: tuple[CodeType, int] | None
+
+
 class EarlierGraph:
     """Stands for a tensor whose graph began before the tape."""
 
@@ -147,6 +158,8 @@ def filled(value: Any, values: Mapping[int, Tensor], replaced: Mapping[int, Tens
         return values[value.index]
     if isinstance(value, Left):
         return value.made_anew()
+    if isinstance(value, Number):
+        return float(values[value.slot].detach())
     if isinstance(value, Constant):
         if value.origin is not None and value.origin in values:
             return values[value.origin]

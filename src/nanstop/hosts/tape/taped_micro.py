@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from nanstop.hosts.tape.given_weights import WEIGHTS
 from nanstop.hosts.tape.tape import Tape
-from nanstop.hosts.tape.tape_calls import Constant, Left, Slot, TapedCall, leaves, variable_names
+from nanstop.hosts.tape.tape_calls import (
+    Constant,
+    Left,
+    Number,
+    Slot,
+    TapedCall,
+    leaves,
+    variable_names,
+)
 from nanstop.hosts.tape.tensors import total
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.followed import Line
@@ -99,6 +107,8 @@ class TapedMicro:
             if call.keep:
                 continue
             given = [values[slot.index] for slot in call.held(Slot)]
+            read = [one for one in call.held(Number) if values[one.slot].requires_grad]
+            found |= dict.fromkeys(one.line for one in read)
             call.play(values, {})
             made = [values[slot] for slot in call.results if values[slot].is_floating_point()]
             had = call.grad and any(tensor.requires_grad for tensor in given)

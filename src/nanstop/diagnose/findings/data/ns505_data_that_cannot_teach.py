@@ -13,7 +13,8 @@ with a gradient of 0, in step after step. A template that writes `<s>` and a tok
 make `<s><s>`: two of 2 first tokens, in training only or in use only, which the model was never
 shown before. Rows that are all as long as the limit, 64 of 64, with no token of an end anywhere,
 have all been cut: none of them teaches the model to stop, and answers that stood at the end are
-gone.
+gone. The first texts that a tokenizer is given are known again in the batches of a model that
+predicts tokens: rows that all end before their texts do were cut, at whatever length.
 
 ## Example
 ```python
@@ -69,7 +70,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
     facts = standing(evidence)
     if facts.data is None or facts.data.num_rows < LEAST_ROWS:
         return None
-    found = [*_unlabelled(facts.data, facts.text), *_twice(facts.data), *_cut(facts.data)]
+    data = facts.data
+    found = [*_unlabelled(data, facts.text), *_one_label(data, facts.text)]
+    found += [*_twice(data), *(_cut(data) or _shortened(data))]
     if not found:
         return None
     (confidence, cause, advice), *others = found
@@ -78,10 +81,19 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title="the data cannot teach",
         cause=cause,
         confidence=confidence,
-        lines=(*facts.data.masked_at, *(f"also {one[1]}" for one in others), advice),
+        lines=(*_lines(facts.data, cause), *(f"also {one[1]}" for one in others), advice),
         where=facts.host,
         seen=sighting(evidence, "forward") if "data" in evidence.learned else None,
     )
+
+
+def _lines(data: DataFacts, cause: str) -> tuple[str, ...]:
+    """Return the lines of the script that make what is lacking, as far as they are known."""
+    if any(cause == one for _, one, _ in (*_twice(data), *_cut(data))):
+        return data.tokenized_at
+    if any(cause == one for _, one, _ in _shortened(data)):
+        return data.shortened_at or data.tokenized_at
+    return data.masked_at
 
 
 def _unlabelled(data: DataFacts, text: TextFacts | None) -> Iterator[_Lack]:
@@ -95,6 +107,17 @@ def _unlabelled(data: DataFacts, text: TextFacts | None) -> Iterator[_Lack]:
     yield "certain" if none else "likely", cause, advice
 
 
+def _one_label(data: DataFacts, text: TextFacts | None) -> Iterator[_Lack]:
+    special = (text.bos, *text.eos, text.pad) if text is not None else ()
+    if data.only_label is None or data.only_label not in special:
+        return
+    cause = (
+        f"every label of the first {data.num_rows} rows is one token, {data.only_label}, which is "
+        "no part of any text"
+    )
+    yield "likely", cause, "decode the labels of a row: is the answer among them?"
+
+
 def _twice(data: DataFacts) -> Iterator[_Lack]:
     if data.num_twice_begun >= MOST * data.num_rows:
         cause = (
@@ -103,12 +126,21 @@ def _twice(data: DataFacts) -> Iterator[_Lack]:
         yield "likely", cause, "tokenize what a template made with add_special_tokens=False"
 
 
-def _cut(data: DataFacts) -> Iterator[_Lack]:
-    if data.num_cut == data.num_rows:
-        cause = (
-            f"all of the first {data.num_rows} rows are cut at the longest length, without an end"
-        )
-        yield "likely", cause, "raise max_length, or cut prompts instead of answers"
+def _cut(data: DataFacts) -> list[_Lack]:
+    if data.num_cut < data.num_rows:
+        return []
+    cause = f"all of the first {data.num_rows} rows are cut at the longest length, without an end"
+    return [("likely", cause, "raise max_length, or cut prompts instead of answers")]
+
+
+def _shortened(data: DataFacts) -> list[_Lack]:
+    if data.num_shortened < data.num_rows:
+        return []
+    cause = (
+        f"all of the first {data.num_rows} rows end before their texts do: of each the tokenizer "
+        "was given more"
+    )
+    return [("likely", cause, "cut at a length that answers fit into, or cut prompts instead")]
 
 
 RULE = Rule("NS505", "data-that-cannot-teach", "the data cannot teach", check, ("static",))

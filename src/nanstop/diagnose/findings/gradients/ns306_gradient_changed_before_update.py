@@ -142,6 +142,7 @@ def _hidden(hidden: tuple[GradientAccount, ...]) -> Reason | None:
         cause,
         "find the operation that makes them: without the replacement nanstop locates it",
         source,
+        account.called_at[-1:] if source is not None else (),
     )
 
 
@@ -202,7 +203,7 @@ def _scaled(accounts: tuple[GradientAccount, ...]) -> Reason | None:
     )
     fix = "where that is meant as a learning rate, change the optimizer's"
     title = "gradients bear a factor that the loss has not"
-    return Reason("likely", title, cause, fix, account.changed_at[-1])
+    return Reason("likely", title, cause, fix, account.changed_at[-1], account.called_at[-1:])
 
 
 RULE = Rule(

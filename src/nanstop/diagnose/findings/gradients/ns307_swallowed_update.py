@@ -139,11 +139,11 @@ def _put_back(evidence: Evidence) -> Diagnosis | None:
         code="NS307",
         title="the weights are put back after each update",
         cause=(
-            f"the forward after update {twice[-1].at.step - 1} finds every sampled weight as it "
-            "was before that update, which had changed it"
+            f"the forward after update {twice[-1].at.step - 1} finds the sampled weights as they "
+            "were before that update, to 1 % of what it had changed"
         ),
         confidence="certain",
-        lines=("look for a state that is loaded in every step",),
+        lines=("look for a state, or an average, that is copied over them in every step",),
         where=standing(evidence).host,
         seen=sighting(evidence, "forward", since=max(twice[0].at.step - 1, 0)),
     ).at(source)
@@ -167,7 +167,10 @@ def _made_elsewhere(evidence: Evidence) -> Diagnosis | None:
             "row show weights that stay as they are while gradients arrive"
         ),
         confidence="likely",
-        lines=("write to the weight itself, in place and under no_grad",),
+        lines=(
+            *map(quoted, accounts[-1].given_at),
+            "write to the weight itself, in place and under no_grad",
+        ),
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
     ).at(seen[-1])
 

@@ -13,7 +13,7 @@ d = ref_logp - logp, has the same exponential: one token that the policy has unl
 against a reference that likes it (-1) gives exp(99) = Inf, where the plain estimate -d gives -99.
 A coefficient of 1e-10 hides that: a ratio of 1e6 adds 1e-4 to the loss. Where one token's ratio of
 two models' log-probabilities is 1e6 or more in the first step, 14 nats, it is said whatever the
-loss is.
+loss is; where sums over whole answers are compared, as in DPO, their tokens are asked.
 
 ## Example
 ```python

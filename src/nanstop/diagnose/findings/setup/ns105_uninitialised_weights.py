@@ -6,7 +6,8 @@ an adapter whose second half is still zero, or tensors that the checkpoint lacks
 expects them, so that loading draws them anew. With `strict=False` a state dict whose keys have
 other names (`module.`, `fc.` for `head.`) leaves the model's own as they were drawn: that is told
 where it has as many tensors of the same shapes too many, and of `from_pretrained` where the folder
-was written by a model of the same class besides: of another class a new head is meant. Nothing need
+was written by a model of the same class besides: of another class a new head is meant. So it is
+of a script that copies tensors of a dict by name itself. Nothing need
 have failed yet; where an operation overflows and weights were beyond 2**20 as they were loaded,
 they are the cause.
 

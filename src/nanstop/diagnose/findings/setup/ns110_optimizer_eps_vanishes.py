@@ -16,7 +16,9 @@ gradient of 0 then moves a weight by m / eps, thousands of learning rates. An 8-
 hundred values a block: a second moment far below the largest of its block is stored as 0.
 
 Updates of half-precision weights are rehearsed on a sample, in their own format and in float32.
-Where one is far too long, and second moments are 0 that are not 0 in float32, that made it.
+Where one is far too long, and second moments are 0 that are not 0 in float32, that made it. Of an
+update that a script makes by itself the squares of gradients are followed to what it divides by:
+those that are 0 in float16, of gradients that are not, are told with their line.
 
 ## Example
 ```python
@@ -61,7 +63,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nanstop.diagnose.evidence.accounts import quoted, update_line
+from nanstop.diagnose.evidence.accounts import quoted, repeated, update_line
 from nanstop.diagnose.evidence.candidates import Candidates, fp32_trainables
 from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
@@ -76,6 +78,8 @@ LEAST_SHARE_OF_8_BIT = 0.5
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if eps, or probed second moments, are zero in their format."""
+    if evidence.accounts and evidence.probe is None:
+        return _by_hand(evidence)
     facts = standing(evidence)
     dtypes = _formats_without_eps(facts)
     vanished = _vanished(evidence)
@@ -98,6 +102,27 @@ def check(evidence: Evidence) -> Diagnosis | None:
     )
 
 
+def _by_hand(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if updates that a script makes by itself divide by squares of gradients
+    that are 0 in their format.
+    """
+    twice = repeated(evidence.accounts, 2)
+    if not twice or not all(one.share_squares_lost > LEAST_SHARE for one in twice):
+        return None
+    share = percent(round(1000 * twice[-1].share_squares_lost), 1000)
+    return Diagnosis(
+        code="NS110",
+        title="the squares that an update divides by vanish in their format",
+        cause=(
+            f"of a tensor's gradients that are not 0, {share} have a square that is 0 in float16, "
+            "and the script's own update divides by what it keeps of these squares"
+        ),
+        confidence="likely",
+        lines=("keep second moments in float32",),
+        seen=sighting(evidence, "optimizer", since=twice[0].at.step),
+    ).at(next(iter(twice[-1].squares_lost_at), None))
+
+
 def at_failure(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if an update is far too long, and the same update rehearsed on a sample
     has lost second moments that float32 keeps.
@@ -109,14 +134,15 @@ def at_failure(evidence: Evidence) -> Diagnosis | None:
     if not lost:
         return None
     share = percent(sum(r.num_vanished for r in lost), sum(r.num_total for r in lost))
-    names = tuple(row.parameter for row in lost)
+    names, facts = tuple(row.parameter for row in lost), standing(evidence)
+    asked = facts.updated_at or facts.optimizer_at
     return Diagnosis(
         code="NS110",
         title="the optimizer's second moment vanishes in its own format",
         cause=f"rehearsed, {share} of the second moments are 0 in {lost[0].dtype}, not in float32",
         confidence="certain",
-        lines=(f"it is far too long: {listed(found.reaches)}",),
-        remedies=_remedies(standing(evidence), lost),
+        lines=(f"it is far too long: {listed(found.reaches)}", *filter(None, (quoted(asked),))),
+        remedies=_remedies(facts, lost),
         where=names[0],
     )
 
@@ -178,7 +204,7 @@ RULE = Rule(
     "optimizer-eps-vanishes",
     "the optimizer's eps or second moment is zero in its own format",
     check,
-    ("static", "gauge", "incident"),
+    ("static", "gauge", "incident", "account"),
     beside=("NS102",),
     at_failure=at_failure,
 )

@@ -7,8 +7,8 @@ computes under float16 autocast and has no scaler; or the norm by which it clips
 float16. Nothing fails: training is slower, or stands still, than the numbers in the script say.
 Where the call stands ahead of `loss.backward()`, between `zero_grad()` and it, there is nothing to
 clip: it returns 0 each time, and no update is clipped. Where `optimizer.step()` is called in place
-of `scaler.step(optimizer)`, or a factor of the loop's own is never taken off, the scale stays on
-the gradients: SGD runs away within a few steps.
+of `scaler.step(optimizer)`, the scale stays on the gradients: SGD runs away within a few steps. So
+it does where a script scales by hand, `(loss * 1024).backward()`, and divides nothing afterwards.
 
 ## Why it happens
 With a scale of 65536 every gradient, and their norm, is 65536 times too large. Clipped to 1.0 they
@@ -61,10 +61,13 @@ restored.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nanstop.diagnose.evidence.accounts import (
     CLIPPED,
     changed_last,
     clipped_by_hand,
+    follows_size,
     has_signal,
     repeated,
     same,
@@ -84,12 +87,18 @@ from nanstop.records import (
 )
 from nanstop.wording import number
 
+_THREE = 3
+"""Updates that show a loss scale which a script forgets: one may be a trial of another loss."""
+
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return what of clipping and scaling is out of order."""
     facts = standing(evidence)
-    if evidence.incident is not None and (left_on := _left_on(evidence, facts)) is not None:
-        return left_on
+    if (
+        evidence.incident is not None
+        and (failed_by := _failed_by_scale(evidence, facts)) is not None
+    ):
+        return failed_by
     reason = _applied_scaled(facts)
     if evidence.incident is None:
         reason = reason or _clipped_scaled(facts)
@@ -105,7 +114,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return None
     source = source or changed_last(evidence.accounts) or update_line(evidence)
     if clipped_by_hand(repeated(evidence.accounts, 2)):
-        source = next(iter(evidence.accounts[-1].changed_at), source)
+        latest = evidence.accounts[-1]
+        source = next(iter(latest.changed_at), source)
+        reason = replace(reason, behind=latest.called_at[:1])
     seen = _seen(evidence, facts, source)
     return reason.diagnosis("NS112", where=facts.host, seen=seen).at(source)
 
@@ -131,6 +142,8 @@ def _measured(accounts: tuple[GradientAccount, ...]) -> Reason | None:
             f"{number(twice[-1].norm_consumed or 0.0)}, whatever backward left"
         )
         return Reason("certain", "scaled gradients are clipped", cause, "divide first, then clip")
+    if (left_on := _left_on(repeated(accounts, _THREE))) is not None:
+        return left_on
     if not twice or not all(one.scale > 1.0 and has_signal(one) for one in twice):
         return None
     scale = number(twice[-1].scale)
@@ -153,6 +166,25 @@ def _measured(accounts: tuple[GradientAccount, ...]) -> Reason | None:
     )
 
 
+def _left_on(accounts: tuple[GradientAccount, ...]) -> Reason | None:
+    """Return the finding where a script multiplies a loss for its backward alone, by a number as
+    loss scales are, and its optimizer makes updates as much longer by it.
+    """
+    if not accounts or not all(one.is_scaled_apart and _is_whole(one.factor) for one in accounts):
+        return None
+    factors = [one.loss_factor for one in accounts]
+    if not same(factors) or not follows_size(accounts) or any(one.scale > 1.0 for one in accounts):
+        return None
+    factor = number(factors[-1] or 1.0)
+    cause = (
+        f"the backward gets {factor} times the loss that the script holds, and the optimizer the "
+        f"gradients as they are: each update is {factor} times as long as that loss and its rate "
+        "say"
+    )
+    fix = f"divide gradients by {factor} before the update; where it is meant, raise the rate"
+    return Reason("likely", "scaled gradients are applied", cause, fix)
+
+
 def _is_whole(factor: float | None) -> bool:
     return factor is not None and abs(factor - 1.0) < 1e-3
 
@@ -169,7 +201,7 @@ def _applied_scaled(facts: RunFacts) -> Reason | None:
     return Reason("certain", "scaled gradients are applied", cause, fix)
 
 
-def _left_on(evidence: Evidence, facts: RunFacts) -> Diagnosis | None:
+def _failed_by_scale(evidence: Evidence, facts: RunFacts) -> Diagnosis | None:
     """Return that a run fails by the number that the loop multiplies its loss by: it does not where
     gradients are divided by it.
     """

@@ -12,7 +12,8 @@ by five times itself at 0.1. Large models take less: GPT-3 was trained from scra
 parameters) down to 6e-5 (175B), and fine-tuning takes a tenth of that; ten times as much as the
 published rate is out of range. A warm-up of at least as many steps as the training never reaches
 the rate that was set; one that still rises after 100,000 updates reaches it in no training that is
-published (RoBERTa's takes 30,000). A schedule made for 24 updates that is stepped for each of 8
+published (RoBERTa's takes 30,000): where a script sets its rate by itself, its own expression is
+computed for later steps. A schedule made for 24 updates that is stepped for each of 8
 micro-batches is at its end after 3: the other 21 updates have a rate of 0 and move nothing. One
 that is made for all updates and stepped once an epoch never leaves its beginning, a warm-up as a
 rule. Clipped to a norm c, N elements have a size of c / sqrt(N); far below the optimizer's eps the
@@ -159,6 +160,7 @@ def _by_updates(evidence: Evidence) -> Diagnosis | None:
         title=f"out of range: {setting}",
         cause=effect,
         confidence="likely",
+        lines=tuple(line.quoted for line in seen[-1].given_at),
         where=standing(evidence).host,
         seen=sighting(evidence, "optimizer", since=seen[0].at.step),
     ).at(source)
@@ -283,7 +285,7 @@ def _schedule(facts: RunFacts) -> Iterator[Oddity]:
             f"{rates.rising:,} more, and still rises then"
         )
         setting = f"a warm-up of more than {LONGEST_WARM_UP:,} updates"
-        yield Oddity("likely", setting, effect, made)
+        yield Oddity("likely", setting, effect, rates.set_at or made)
     elif rates.coming > 2 * rates.highest:
         share = f"{100 * rates.highest / rates.coming:.2g} %"
         effect = f"{counted(rates.num_used, 'update')} come to {share} of the rate that it rises to"

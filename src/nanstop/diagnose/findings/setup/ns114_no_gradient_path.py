@@ -17,7 +17,8 @@ forces under DeepSpeed ZeRO-3 with PEFT. An optimizer that was made before `get_
 an earlier `model` keeps the old tensors: it updates 0 of the parameters that are trained.
 (`model.half()` is harmless there: the Parameter objects stay the same.) So does `model.head =
 nn.Linear(...)` after it: the new head gets gradients, is in no optimizer and stays as it is, and
-the old one, which it holds, is no part of the model any more. A `.detach()`, `.item()` or
+the old one, which it holds, is no part of the model any more. An optimizer of the body alone trains
+all that lies below a last layer that stays as it was drawn. A `.detach()`, `.item()` or
 `torch.no_grad()` on the way to the loss ends the graph. LoRA adds B A x alpha / r, and B starts at
 zero: with alpha 0 both gradients are exactly 0 for ever. So they are where A is 0 as well as B (a
 model initialised after its adapters): 0 times something, each.
@@ -71,7 +72,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nanstop.diagnose.evidence.accounts import repeated
+from nanstop.diagnose.evidence.accounts import has_signal, repeated
 from nanstop.diagnose.evidence.candidates import half_trainables
 from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
 from nanstop.diagnose.evidence.rule import Reason, Rule
@@ -88,6 +89,8 @@ from nanstop.wording import counted, listed
 
 _FIVE, _LATE = 5, 8
 """Looks of an optimizer that never has a gradient, and the update of the last of them."""
+_THREE = 3
+"""Looks in a row, up to update 2, that show a layer which is trained around."""
 _SIX = 6
 """Looks, up to update 16: scripts take turns with what they train."""
 _REPLACED = "the optimizer holds what the model has replaced"
@@ -98,7 +101,12 @@ def check(evidence: Evidence) -> Diagnosis | None:
     """Return why no gradient or no update comes to what is to be trained."""
     facts = standing(evidence)
     if evidence.accounts:
-        return _replaced(evidence) or _never_moved(evidence) or _never_reached(evidence)
+        return (
+            _replaced(evidence)
+            or _left_at_the_end(evidence)
+            or _never_moved(evidence)
+            or _never_reached(evidence)
+        )
     reason = (
         _nothing_trainable(facts) or _held_elsewhere(facts) or _cut_off(facts) or _scaled(facts)
     )
@@ -133,6 +141,28 @@ def _replaced(evidence: Evidence) -> Diagnosis | None:
     )
 
 
+def _left_at_the_end(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if the layers of a model are trained through a last one that no optimizer
+    has.
+    """
+    looks = repeated(evidence.accounts, _THREE)
+    if not looks or not all(one.num_at_the_end and has_signal(one) for one in looks):
+        return None
+    num, facts = counted(looks[-1].num_at_the_end, "tensor"), standing(evidence)
+    reason = Reason(
+        "likely",
+        "the last layer is in no optimizer",
+        (
+            f"{num} of the model's last layer get gradients and hold the values of the start at "
+            f"update {looks[-1].at.step}; the optimizer has what comes before"
+        ),
+        "give the optimizer the whole model's parameters, or freeze by requires_grad",
+        looks[-1].made_at or facts.optimizer_at,
+    )
+    seen = sighting(evidence, "optimizer", since=looks[0].at.step)
+    return reason.diagnosis("NS114", where=facts.host, seen=seen)
+
+
 def _never_moved(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if a script's own updates leave tensors with gradients as they are, and
     change others.
@@ -148,6 +178,7 @@ def _never_moved(evidence: Evidence) -> Diagnosis | None:
         f"{num} with gradients hold the values of the start at update {looks[-1].at.step}",
         "update all that is to be trained",
         source,
+        looks[-1].given_at,
     )
     return reason.diagnosis(
         "NS114",
@@ -243,7 +274,7 @@ def _held_elsewhere(facts: RunFacts) -> Reason | None:
 def _cut_off(facts: RunFacts) -> Reason | None:
     """Return why gradients come to none, or few, of what is trained, by what a backward showed."""
     path = facts.gradient_path
-    if path is None or not path.num_trainable:
+    if path is None or not (path.num_trainable or path.cut):
         return None
     return (
         _none_arrives(path)
@@ -268,9 +299,10 @@ def _none_arrives(path: GradientPath) -> Reason | None:
 def _part_cut_off(path: GradientPath) -> Reason | None:
     if not path.cut:
         return None
+    held = "that the optimizer holds" if path.num_trainable else "that the loss hangs on"
     cause = (
-        f"{counted(len(path.cut), 'tensor')} that the optimizer holds got no gradient in its "
-        f"first updates: {listed(path.cut)}"
+        f"{counted(len(path.cut), 'tensor')} {held} got no gradient in the first updates: "
+        f"{listed(path.cut)}"
     )
     why = "it is run without a graph" if path.cut_at else "the loss is another with other ones"
     advice = "look for detach, .data, item or no_grad, or leave them out of the optimizer"

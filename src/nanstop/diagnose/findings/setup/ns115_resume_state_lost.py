@@ -6,8 +6,9 @@ The weights were restored and something else was not: the checkpoint has no `opt
 `scheduler.pt` (`save_only_model`), no `scaler.pt`, no `rng_state.pth`, or the optimizer counts
 thousands of steps and its second moments are zero. Or the state is whole and in the wrong places:
 the optimizer was made with its parameters in another order than the saved one, and parameters of
-one shape have each other's moments. Training goes on without a word; the loss jumps, and sometimes
-it does not come back.
+one shape have each other's moments. A script that keeps its moments itself can give them to other
+parameters: tensors that took up the gradients of one take up those of another. Training goes on
+without a word; the loss jumps, and sometimes it does not come back.
 
 ## Why it happens
 transformers loads `optimizer.pt` and `scheduler.pt` only where both are there, and says nothing
@@ -63,7 +64,7 @@ NS302, a scale that falls because of overflow.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.reading import standing
+from nanstop.diagnose.evidence.reading import sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, ResumeFacts
 from nanstop.wording import counted, listed
@@ -73,11 +74,15 @@ REPLACED = 0.5
 
 _MIXED = 0.25
 """Share of the compared parameters from which their moments are mixed up, not changed."""
+_SEVERAL = 2
+"""Kept tensors that change places: one alone may be used for something else by now."""
 _OPTIMIZER = ("optimizer.pt", "scheduler.pt")
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return what of an earlier run's state is missing."""
+    if evidence.accounts:
+        return _moved(evidence)
     resume = standing(evidence).resume
     if resume is None:
         return None
@@ -101,6 +106,25 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=tuple(_lines(resume)),
         where=resume.folder or "optimizer",
     )
+
+
+def _moved(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if what a script keeps of gradients went over to other parameters."""
+    account = evidence.accounts[-1]
+    if account.num_states_moved < _SEVERAL:
+        return None
+    source, *given = account.states_at or (None,)
+    return Diagnosis(
+        code="NS115",
+        title="parameters have each other's moments",
+        cause=(
+            f"{account.num_states_moved} tensors that took up the gradients of one parameter take "
+            "up those of another one now: what they hold is of the first"
+        ),
+        confidence="likely",
+        lines=tuple(line.quoted for line in given if line is not None),
+        seen=sighting(evidence, "optimizer"),
+    ).at(source)
 
 
 def _mixed_up(resume: ResumeFacts) -> Diagnosis:
@@ -157,5 +181,9 @@ def _lines(resume: ResumeFacts) -> list[str]:
 
 
 RULE = Rule(
-    "NS115", "resume-state-lost", "state of an earlier run was not restored", check, ("static",)
+    "NS115",
+    "resume-state-lost",
+    "state of an earlier run was not restored",
+    check,
+    ("static", "account"),
 )

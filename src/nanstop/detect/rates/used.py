@@ -16,15 +16,18 @@ from weakref import WeakKeyDictionary, ref
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from nanstop.detect.rates.by_hand import rates_to_come
 from nanstop.diagnose.findings.setup.ns113_hyperparameter_out_of_range import (
     DEAD,
     LONGEST_WARM_UP,
 )
 from nanstop.living import living
 from nanstop.numerics.optimizer_state import innermost
+from nanstop.own_code import is_library
 from nanstop.records import RateFacts
 from nanstop.replay.conditions import unwarned
 from nanstop.replay.rng import rng_kept
+from nanstop.tracing.places import user_frame
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -41,6 +44,13 @@ a few more steps than were planned for are none of it.
 """
 FIRST_LOOK = 16
 """Updates after which a schedule is asked when its warm-up ends."""
+_FURTHER = (
+    LONGEST_WARM_UP // 2,
+    LONGEST_WARM_UP,
+    10_000 * LONGEST_WARM_UP,
+    20_000 * LONGEST_WARM_UP,
+)
+"""Steps ahead for which a script's own expression of its rate is computed."""
 RARELY = 4
 """Updates a step of a schedule from which it is stepped rarely: for each epoch, as a rule."""
 LEAST_RISING = 32
@@ -105,8 +115,9 @@ class Rates:
         if used.num_dead == least:
             found = self._asked(optimizer, used)
             used.told = found is not None and found.coming <= DEAD * max(used.highest, 1e-30)
-        elif not used.num & (used.num - 1) and used.is_look and _is_open(optimizer, used):
-            found = self._asked(optimizer, used)
+        elif not used.num & (used.num - 1) and used.is_look:
+            found = self._asked(optimizer, used) if _is_open(optimizer, used) else None
+            found = found or _set_by_hand(used)
             used.told = found is not None and found.rising >= LONGEST_WARM_UP
         else:
             return None
@@ -153,6 +164,31 @@ class Rates:
             length=_length(schedule.last_epoch, coming),
         )
         return used.seen
+
+
+def _set_by_hand(used: _Used) -> RateFacts | None:
+    """Return what a script that sets a new rate ahead of each update is going to set, None where
+    its source does not say.
+    """
+    is_new = used.num == FIRST_LOOK == used.num_changes + 1 and not used.num_dead
+    frame = user_frame() if is_new else None
+    if frame is None or is_library(frame.f_code.co_filename):
+        return None
+    found = rates_to_come(frame, used.latest, _FURTHER)
+    if found is None:
+        return None
+    half, whole, far, farther = found.rates
+    # One that rises without end is no warm-up: its run is to end before that matters.
+    if not 2.0 * used.highest < half < whole or farther > far:
+        return None
+    return RateFacts(
+        num_used=used.num,
+        num_dead=0,
+        highest=used.highest,
+        coming=whole,
+        rising=LONGEST_WARM_UP,
+        set_at=found.at,
+    )
 
 
 def _later(used: _Used) -> RateFacts | None:

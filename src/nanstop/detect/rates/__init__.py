@@ -1,0 +1,1 @@
+"""The learning rates that optimizers use, and those that are to come."""

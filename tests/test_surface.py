@@ -127,7 +127,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "c300fbdfce7c52d5")
+REPORT_FORM = (1, "f0d5ab879a0d51ac")
 
 
 def test_names():

@@ -75,6 +75,8 @@ _APART = (
     "that hangs on single vectors of equal values"
 )
 
+_GUARDED = "where its forward guards against such numbers, its backward has to do so too"
+
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the first bad op is in the backward pass and more bits do not help."""
@@ -90,13 +92,14 @@ def check(evidence: Evidence) -> Diagnosis | None:
     of = f" of `{op_name(event.forward_op)}`" if event.forward_op else ""
     return Diagnosis(
         code="NS304",
-        title=f"derivative{of} is undefined in `{op_name(event.op)}`",
+        title=f"{'backward' if event.is_of_function else 'derivative'}{of} is undefined in `{op_name(event.op)}`",
         cause=_cause(event, rounded_at(evidence)),
         confidence="likely" if untested else "certain",
         lines=(
             *rounded_at(evidence),
             *((f"reaches the gradient of {listed(spoiled)}",) if spoiled else ()),
             *((_APART,) if _equal_values(event) else ()),
+            *((_GUARDED,) if event.is_of_function else ()),
         ),
         remedies=at_the_line(evidence),
         where=event.module,
@@ -117,6 +120,8 @@ def _cause(event: OpEvent, rounded: tuple[str, ...]) -> str:
     a wider format may hold what this one does not: repeating the derivative does not tell.
     """
     made = next((stats for stats in event.forward_outputs if not stats.finite), None)
+    if event.is_of_function:
+        return _own_formula(event)
     if made is not None:
         kinds = " and ".join(bad_kinds(made))
         return (
@@ -133,6 +138,16 @@ def _cause(event: OpEvent, rounded: tuple[str, ...]) -> str:
     if rounded:
         return f"{finite} where it meets a number that was rounded to 0"
     return f"{finite}; no wider format has one for these numbers either"
+
+
+def _own_formula(event: OpEvent) -> str:
+    """Return what is known of a backward that somebody wrote down: whether the function has a
+    derivative there is another question.
+    """
+    if any(not stats.finite for stats in event.inputs):
+        return "its own backward reads what is not finite already"
+    formula = f"the formula of its own backward has no value in {event.outputs[0].dtype}"
+    return f"{formula} or a wider format" if event.wider == "nonfinite" else formula
 
 
 def _forward(event: OpEvent) -> str:

@@ -55,7 +55,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, median_low
 
-from nanstop.diagnose.evidence.accounts import update_line
+from nanstop.diagnose.evidence.accounts import DECAYED, GROWS, update_line
 from nanstop.diagnose.evidence.candidates import Candidates
 from nanstop.diagnose.evidence.reading import first_bad, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
@@ -80,6 +80,7 @@ WIDE = 1e30
 BY_FAR = 1e5
 CLEARLY = 100.0
 WINDOW = 64
+_LESS_DECAY = "Go back to a checkpoint from before the growth, with a weight decay of 0.01 or 0.1."
 _RISING = 7
 """Updates of which all but one have to raise loss and gradient norm of a run that has not
 failed."""
@@ -125,10 +126,11 @@ def check(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         code="NS404",
         title=f"training ran away until `{op_name(event.op)}` overflowed {output.dtype}",
-        cause=_cause(loss, weights, facts),
+        cause=_cause(loss, weights, facts, _decayed(evidence)),
         confidence=confidence,
         lines=_lines(evidence, norm, weights),
-        remedies=_remedies(event, facts.clip),
+        remedies=() if _decayed(evidence) else _remedies(event, facts.clip),
+        usual_cure=_LESS_DECAY if _decayed(evidence) else "",
         where=event.module,
     )
 
@@ -153,6 +155,7 @@ def _while_finite(evidence: Evidence) -> Diagnosis | None:
     loss, norm = (_climb({step: each[step] for step in steps}) for each in (losses, norms))
     if loss is None or norm is None or loss.factor < BY_FAR or norm.factor < CLEARLY:
         return None
+    decayed = _decayed(evidence)
     source = update_line(evidence) or standing(evidence).optimizer_at
     return Diagnosis(
         code="NS404",
@@ -160,9 +163,11 @@ def _while_finite(evidence: Evidence) -> Diagnosis | None:
         cause=(
             f"the loss grew from {loss.first:.3g} to {loss.last:.3g} and is finite: of the last "
             f"{_RISING} updates all but one at most have raised it and the gradient norm"
+            f"{decayed and ': '}{decayed}"
         ),
         confidence="likely",
         lines=_lines(evidence, norm, ()),
+        usual_cure=_LESS_DECAY if decayed else "",
         where=standing(evidence).host,
         seen=Sighting(step=latest[0], phase="optimizer"),
     ).at(source)
@@ -285,15 +290,29 @@ def _confidence(
     return "possible" if moved or rises >= 2 or (loss.is_short and factor >= BY_FAR) else None
 
 
-def _cause(loss: Climb | None, weights: tuple[TensorStats, ...], facts: RunFacts) -> str:
+def _cause(
+    loss: Climb | None, weights: tuple[TensorStats, ...], facts: RunFacts, decayed: str
+) -> str:
     left = {stats.name for stats in facts.left_weights}
     if loss is None and any(stats.name in left for stats in weights):
         return "an earlier training in this process left weights that had grown beyond all measure"
     lr = facts.optimizer.lr if facts.optimizer is not None else None
     rate = f" at a learning rate of {lr:g}" if lr is not None else ""
+    rate = f": {decayed}" if decayed else rate
     if loss is None:
         return f"weights grew beyond all measure in the updates before it{rate}"
     return f"the loss grew from {loss.first:.3g} to {loss.highest:.3g} before it{rate}"
+
+
+def _decayed(evidence: Evidence) -> str:
+    """Return what the last look at an update saw of a decay that makes weights grow, or ""."""
+    seen = [share for _, share in series_values(evidence, DECAYED)][-1:]
+    optimizer = standing(evidence).optimizer
+    if not seen or seen[0] <= GROWS:
+        return ""
+    decay = optimizer.weight_decay if optimizer is not None else None
+    of = f" of {decay:g}" if decay else ""
+    return f"the weight decay{of} multiplies every weight by {1.0 - seen[0]:.2g} in each update"
 
 
 def _lines(
@@ -307,9 +326,9 @@ def _lines(
         lines.append(f"`{largest.name}` has come to {largest.absmax:.3g}")
     lines.append("gradients are not clipped" if not clip else f"clipped at {number(clip)}")
     if evidence.localization is None or evidence.localization.key.phase != "optimizer":
+        smaller = "weight decay" if _decayed(evidence) else "learning rate"
         lines.append(
-            "nothing in this step cures it: go back to before the growth with a smaller learning "
-            "rate"
+            f"nothing in this step cures it: go back to before the growth with a smaller {smaller}"
         )
     return tuple(lines)
 

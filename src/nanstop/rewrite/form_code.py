@@ -11,7 +11,7 @@ from nanstop.records import Atom, OpEvent, Proof
 from nanstop.records.remedies import FORMS
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
-from nanstop.rewrite.guarded import rewrite_guarded, rewrite_held
+from nanstop.rewrite.guarded import rewrite_finite, rewrite_guarded, rewrite_held
 from nanstop.rewrite.log_space import rewrite_in_log_space
 from nanstop.rewrite.operations import Operation, number_of, operation
 from nanstop.rewrite.source import Edit, Source, edited, expressions_of, source_of
@@ -113,6 +113,8 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
 def _rewritten(draft: Draft, atom: Atom, op: str) -> bool:
     if atom.remedy == "held_fill":
         return rewrite_held(draft)
+    if atom.remedy == "finite_fill":
+        return rewrite_finite(draft, atom.value)
     if atom.remedy == "fp32_line":
         return _in_float32(draft, op)
     if atom.remedy == "stable_form":

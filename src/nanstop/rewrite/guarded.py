@@ -8,7 +8,15 @@ import ast
 from collections.abc import Callable, Collection, Mapping
 
 from nanstop.rewrite.draft import Draft, NotKnownError
-from nanstop.rewrite.operations import FILLS, Operation, is_cheap, number_of, operation, same
+from nanstop.rewrite.operations import (
+    FILLS,
+    Operation,
+    infinity_of,
+    is_cheap,
+    number_of,
+    operation,
+    same,
+)
 from nanstop.rewrite.source import Edit, expressions_of
 
 _SPACING = {"float16": "1e-3", "bfloat16": "8e-3", "float64": "2.3e-16"}
@@ -70,6 +78,22 @@ def rewrite_held(draft: Draft) -> bool:
         draft.replaced(found.node, f"{head}{number_text}{tail}")
         done = True
     return done
+
+
+def rewrite_finite(draft: Draft, number: str) -> bool:
+    """Return whether infinities that the statement spells could be rewritten as ``number`` or its
+    opposite; the draft holds it.
+    """
+    taken = set[int]()
+    for root in expressions_of(draft.statement):
+        for node in ast.walk(root):
+            value = infinity_of(draft.source, node)
+            if value is None or id(node) in taken:
+                continue
+            taken.update(id(one) for one in ast.walk(node))
+            text = number if value > 0.0 else f"-{number}"
+            draft.edits.append(Edit(*draft.source.span(node), text))
+    return bool(taken)
 
 
 def _operations(draft: Draft) -> list[Operation]:

@@ -138,7 +138,7 @@ class TapedCall:
         if any(constant.moved for constant in self.held(Constant)):
             return "an input was changed in place after the forward"
         if any(constant.is_lost for constant in self.held(Constant)):
-            return "what is not finite comes from a call that cannot be made again: a draw, or a model's"
+            return "what is not finite was made by a call that cannot be made again: it may draw"
         return self.foreign
 
     def play(self, values: dict[int, Tensor], replaced: Mapping[int, Tensor]) -> None:

@@ -59,6 +59,7 @@ from nanstop.diagnose.evidence.reading import (
     raised_message,
     raised_op,
     rounded_at,
+    written_at,
 )
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats, op_name
@@ -149,10 +150,7 @@ def _fill(evidence: Evidence) -> tuple[str, ...]:
         made = f": `{found.held_at.text}` at {found.held_at.short}" if found.held_at else ""
         held = f"the Inf is one that `{found.held_in}` has held since before the step{made}"
         return held, _UNTRIED
-    source = found.filled.source if found is not None and found.filled is not None else None
-    if source is None:
-        return ()
-    return f"the Inf is one that the program writes at {source.short}: `{source.text}`", _UNTRIED
+    return written_at(evidence)
 
 
 def _writing_line(evidence: Evidence) -> tuple[str, ...]:

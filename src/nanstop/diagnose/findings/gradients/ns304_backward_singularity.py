@@ -58,6 +58,7 @@ from nanstop.diagnose.evidence.reading import (
     foreign_kernel,
     reached,
     rounded_at,
+    written_at,
 )
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, op_name
@@ -90,13 +91,15 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return None
     spoiled = reached(evidence.localization)
     of = f" of `{op_name(event.forward_op)}`" if event.forward_op else ""
+    what = "backward" if event.is_of_function else "derivative"
     return Diagnosis(
         code="NS304",
-        title=f"{'backward' if event.is_of_function else 'derivative'}{of} is undefined in `{op_name(event.op)}`",
+        title=f"{what}{of} is undefined in `{op_name(event.op)}`",
         cause=_cause(event, rounded_at(evidence)),
         confidence="likely" if untested else "certain",
         lines=(
             *rounded_at(evidence),
+            *written_at(evidence),
             *((f"reaches the gradient of {listed(spoiled)}",) if spoiled else ()),
             *((_APART,) if _equal_values(event) else ()),
             *((_GUARDED,) if event.is_of_function else ()),

@@ -68,6 +68,13 @@ from nanstop.wording import number
 
 _OF_POSITIVE = ("sqrt", "rsqrt", "log", "log2", "log10")
 _UNTRIED = "not tried: a finite number in its place, where it is made"
+_ALIGNMENTS = ("_ctc_loss", "_cudnn_ctc_loss")
+_NO_PATH = (
+    "a text has more labels than its frames can spell, with a blank between two that are equal"
+)
+_LEAVE_OUT = (
+    "`zero_infinity=True` (in transformers `config.ctc_zero_infinity`) leaves such texts out"
+)
 _WITHIN_ONE = ("acos", "asin", "atanh")
 
 
@@ -97,11 +104,17 @@ def check(evidence: Evidence) -> Diagnosis | None:
             *in_float64(evidence),
             *_fill(evidence),
             *_writing_line(evidence),
+            *((_LEAVE_OUT,) if _does_not_fit(event) else ()),
         ),
         confidence="likely" if untested else "certain",
         remedies=at_the_line(evidence),
         where=event.module,
     )
+
+
+def _does_not_fit(event: OpEvent) -> bool:
+    """Return whether finite log-probabilities have no loss: then no path spells the text."""
+    return event.name in _ALIGNMENTS and all(stats.finite for stats in event.inputs)
 
 
 def _tested(evidence: Evidence, event: OpEvent) -> tuple[str, ...]:
@@ -163,8 +176,7 @@ def _title(evidence: Evidence, event: OpEvent, written: str) -> str:
     found = evidence.localization
     if not written or found is None or "loss" not in found.reaches:
         return f"`{op_name(event.op)}` is undefined for its inputs"
-    whose = "of the program" if found.made is None else "that no operation has made"
-    return f"{written} {whose} reaches the loss"
+    return f"{written} of the program reaches the loss"
 
 
 def _made(evidence: Evidence, event: OpEvent, output: TensorStats, written: str) -> str:
@@ -173,7 +185,7 @@ def _made(evidence: Evidence, event: OpEvent, output: TensorStats, written: str)
     if any(not math.isfinite(value) for value in event.scalars):
         return f"{kind} from the constant {written}"
     if written:
-        return f"{kind} from {written} that no operation has made"
+        return f"{kind} from {written} that the program writes"
     if event.name == "div" and 0.0 in event.scalars:
         return f"{kind} from a division by the number 0 of the program"
     divisor = zero_divisor(event)
@@ -185,6 +197,8 @@ def _made(evidence: Evidence, event: OpEvent, output: TensorStats, written: str)
     if outside:
         return f"{kind} from {outside}"
     least = min((stats.minimum or 0.0 for stats in event.inputs), default=0.0)
+    if _does_not_fit(event):
+        return f"{kind}: {_NO_PATH}"
     if not given:
         below = f", the least of them {number(least)}" if least < 0.0 else ""
         return f"{kind} from finite inputs{below}"

@@ -106,6 +106,10 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
 
 FORMS = ("stable_form", "held_fill", "finite_fill", "fp32_line", "form")
 """Remedies that write a failing line in another way."""
+MASKED = "masked"
+"""A guarded form that is typed element by element, where a shorter code gives another value or
+another gradient at what is left out.
+"""
 FINITE = ("1e4", "2e4")
 """Numbers in place of an infinity: float16 holds them, and the sum of two. The second tells whether
 it matters which: the cure is the first.

@@ -9,7 +9,7 @@ from typing import Any
 
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
-from nanstop.records.remedies import FINITE
+from nanstop.records.remedies import FINITE, MASKED
 from nanstop.remedies.forms import guarded, held, wide
 from nanstop.remedies.forms.calls import Call, line_in
 from nanstop.remedies.forms.comparison import Comparison
@@ -28,7 +28,7 @@ _FORMS: Mapping[str, Callable[[], Form]] = {
     "held": lambda: held.answer,
     **{number: partial(held.finite_of, float(number)) for number in FINITE},
     "float32": lambda: wide.answer,
-    "guarded": lambda: guarded.answer,
+    **dict.fromkeys(("guarded", MASKED), lambda: guarded.answer),
 }
 
 

@@ -9,7 +9,10 @@ raise instead: `normal expects all elements of std >= 0.0`.
 0 / 0, log of a negative number, sqrt of a negative number, 1 / 0, asin of 1.0000001. These come
 from rounding (a difference of equal numbers that is -1e-9 instead of 0: sqrt(-1e-9) is NaN), from
 empty selections, and from data that the formula never met. More bits do not help: float64 returns
-the same.
+the same. So is 0 x Inf: a choice that a mask of -Inf forbids has the probability 0 and the
+log-probability -Inf, and their product, in an entropy say, is NaN. With -1e4 in its place it is 0;
+that is proven where -2e4 gives the same loss and gradients. A CTC loss is Inf for a text that its
+frames cannot spell.
 
 ## Example
 ```python

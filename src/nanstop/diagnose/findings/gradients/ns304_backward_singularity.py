@@ -11,7 +11,9 @@ the finite branch in the forward pass; the backward pass multiplies the other br
 `nan_to_num` on a loss repairs the number in the log, and backward multiplies its gradient of 0 by
 the derivative: 0 x Inf is NaN for sqrt(0) and 0 / 0; for log(-1), or a cross-entropy without
 labels, it is 0, and the step teaches nothing. The derivative of eigenvectors (`torch.linalg.eigh`,
-`svd`) divides by the differences of eigenvalues or singular values: equal ones have none.
+`svd`) divides by the differences of eigenvalues or singular values: equal ones have none. The
+backward of an `autograd.Function` is a formula that somebody wrote: one that divides by a norm
+which the forward clamps fails where the function has a derivative.
 
 ## Example
 ```python

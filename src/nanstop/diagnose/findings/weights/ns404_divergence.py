@@ -11,7 +11,8 @@ Gradient descent on a curvature of L multiplies the distance to the minimum by |
 for lr L = 12 that is 11, and 11^37 = 3.4e38 leaves float32 after 37 steps. In a network of several
 layers the gradient grows with the product of the others' weights, so that the exponent itself
 grows: 5, 8.7e7, 5e29, Inf in three steps. A wider format only postpones it: float64 ends at
-1.8e308.
+1.8e308. A decoupled weight decay multiplies every weight by 1 - lr x decay in each update: for a
+rate of 0.5 and a decay of 20 that is -9, whatever the gradients are. That is measured, as in NS113.
 
 ## Example
 ```python

@@ -193,6 +193,7 @@ def test_policy():
         "clip",
         "drop_micro",
         "drop_sample",
+        "finite_fill",
         "form",
         "init_rows",
         "loss_scale",

@@ -110,3 +110,32 @@ def test_fields_that_a_table_leaves_out_are_no_padding():
     batch = texts(left=False)
     batch["ids"][2, 3] = END
     assert "num_rows_pooled_at_padding" not in at_once(FnStep(Causal(), by_select, [batch]))
+
+
+def of_pairs(m, b):
+    """The pair's first texts end at padding, the second ones nowhere: each is read at its end."""
+    rows, full = torch.arange(4), torch.full((4,), LONG - 1)
+    first = m.head(m(b["ids"])[rows, b["last"]])
+    second = m.head(m(b["ids"].clamp(min=1))[rows, full])
+    return F.cross_entropy(first - second, b["y"])
+
+
+def of_bad_pairs(m, b):
+    rows, full = torch.arange(4), torch.full((4,), LONG - 1)
+    first = m.head(m(b["ids"].clamp(min=1))[rows, full])
+    second = m.head(m(b["ids"])[rows, full])
+    return F.cross_entropy(first - second, b["y"])
+
+
+def by_select_of_pairs(m, b):
+    first, second = m(b["ids"])[:, 0], m(b["ids"].clamp(min=1))[:, 0]
+    return F.cross_entropy(m.head(first - second), b["y"])
+
+
+@pytest.mark.parametrize(("loss", "num"), [(of_pairs, 0), (of_bad_pairs, 3)])
+def test_of_two_texts_of_one_length_each_has_padding_of_its_own(loss, num):
+    assert pooled(loss, left=False).get("num_rows_pooled_at_padding", 0) == num
+
+
+def test_a_view_whose_text_is_not_known_is_left_in_peace():
+    assert "num_rows_pooled_at_padding" not in pooled(by_select_of_pairs, left=True)

@@ -69,6 +69,7 @@ FIRES = [
     ("NS113", accounts({}, {}, {}, {}, {}, asked=0.0, **OWN), "likely"),
     ("NS113", accounts({"share_moved": 1.0}, {}, {}, asked=0.0, **OWN), "likely"),
     ("NS113", accounts({}, {}, {}, {}, shrunk=0.4), "likely"),
+    ("NS113", accounts({}, {}, {}, {}, shrunk=10.0), "likely"),
     ("NS111", accounts({}, {}, {}, asked=1e-5, share_lost=0.97, **OWN), "certain"),
     ("NS114", accounts(*[{}] * 6, num_still=1, **OWN), "likely"),
     ("NS114", accounts(*[{}] * 9, num_with_gradient=0), "likely"),

@@ -66,6 +66,7 @@ from nanstop.records import (
     Series,
     Signal,
     SourceLine,
+    StateFault,
     StepId,
     StepLength,
     StepPerRate,
@@ -1018,6 +1019,48 @@ def test_what_an_undefined_operation_was_given(fields, said):
 def test_what_is_said_of_a_derivative_is_what_was_seen(fields, cause):
     found = check("NS304", evidence(localization(replace(SQRT, **fields))))
     assert found.cause.startswith(cause)
+
+
+def test_a_backward_that_somebody_wrote_is_no_derivative():
+    """The forward may guard against a norm of 0, and its backward not."""
+    written = replace(SQRT, forward_op="FusedNorm", wider="nonfinite")
+    found = check("NS304", evidence(localization(written)))
+    assert found.title.startswith("backward of `FusedNorm` is undefined in ")
+    assert found.cause.startswith("the formula of its own backward has no value in ")
+    assert "derivative" not in found.title + found.cause
+
+
+def test_weights_that_a_decay_makes_grow_are_no_matter_of_the_learning_rate():
+    away = training_cases.climbing(
+        training_cases.LOSSES, training_cases.GRADIENT_NORMS, training_cases.EXPLODED
+    )
+    decayed = Series(name="decayed", steps=(0, 1), values=(10.0, 10.0))
+    found = check("NS404", replace(away, series=(*away.series, decayed)))
+    assert "the weight decay multiplies every weight by -9 in each update" in found.cause
+    said = (found.cause, *found.lines, found.usual_cure)
+    assert not any("learning rate" in one for one in said)
+    assert found.remedies == ()
+    plain = check("NS404", away)
+    assert any("learning rate" in one for one in plain.lines)
+
+
+def test_a_moment_that_was_lost_before_it_was_saved_needs_no_other_optimizer():
+    lost = StateFault(name="w:exp_avg_sq", kind="vanished", num_bad=4)
+    adam = OptimizerFacts(name="Adam", state_faults=(lost,))
+    found = check("NS403", Evidence(facts=RunFacts(optimizer=adam)))
+    assert found.remedies == ()
+    coarse = replace(adam, state_bits=8)
+    assert check("NS403", Evidence(facts=RunFacts(optimizer=coarse))).remedies != ()
+
+
+def test_tensors_without_a_gradient_are_all_counted():
+    path = GradientPath(
+        num_tensors=14, num_trainable=14, num_reached=2, unreached=tuple("abcdefgh")
+    )
+    found = check("NS114", Evidence(facts=RunFacts(gradient_path=path)))
+    assert found.cause == (
+        "after one backward 12 of 14 trainable tensors have none: `a`, `b`, `c` and 9 more"
+    )
 
 
 def test_what_a_hook_computes_is_no_derivative():

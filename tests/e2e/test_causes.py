@@ -123,11 +123,11 @@ NUMBERS = {
     ),
     "written down": (
         lambda net, b: net(b["v"]) + torch.tensor([0.0] * 7 + [-torch.inf]),
-        "-inf that no operation has made",
+        "-inf that the program writes",
     ),
     "from NumPy": (
         lambda net, b: net(b["v"]) * torch.from_numpy(numpy.array([1.0, numpy.nan] * 4)),
-        "nan that no operation has made",
+        "nan that the program writes",
     ),
 }
 
@@ -413,3 +413,17 @@ def test_the_table_is_what_the_operation_looked_in():
     table = nn.Embedding(4, WIDTH)
     found = said(lambda net, b: net(table(b["where"])).sum(), where=torch.tensor([1, 7]))
     assert (found[0].code, found[0].confidence) == ("NS502", "certain")
+
+
+def test_a_text_that_its_frames_cannot_spell_is_said_to_be_that():
+    """Two equal labels have a blank between them: two frames are too few."""
+    texts, lengths = torch.tensor([[3, 3], [3, 4]]), torch.tensor([2, 2])
+
+    def loss(net, batch):
+        frames = net(batch["v"]).view(2, ROWS // 2, WIDTH).transpose(0, 1).log_softmax(-1)
+        return F.ctc_loss(frames, texts, lengths, lengths)
+
+    found = said(loss, v=x())
+    assert found[0].code == "NS204"
+    assert "a text has more labels than its frames can spell" in found[0].cause
+    assert any("zero_infinity=True" in line for line in found[0].lines)

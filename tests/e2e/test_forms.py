@@ -210,6 +210,19 @@ def test_code_is_shown_that_gives_on_the_failing_step_what_the_form_gives():
     assert "not run" not in text
 
 
+def direction(v, b):
+    """A vector of zeros whose own gradient is not 0: over an eps of 1e-12 it is 1e12 times that."""
+    w = v - v.detach() * ~b["m"]
+    return (w / w.norm(dim=-1, keepdim=True)).sum()
+
+
+def test_a_longer_code_is_shown_where_the_shorter_one_has_another_gradient():
+    incident, text = shown(direction, hidden)
+    assert [atom.value for atom in incident.proof.typed] == ["masked"]
+    assert "+ return (w / divisor.masked_fill(divisor == 0, 1)).sum()" in text
+    assert "the form that can be typed here" not in text
+
+
 def test_code_is_not_shown_that_does_less_than_the_form():
     incident, text = shown(quotient_of_a_logarithm, zero)
     assert incident.proof.verdict == "proven"

@@ -98,6 +98,31 @@ def test_a_loop_with_a_healthy_teacher_is_its_own(tmp_path):
     assert watched.rows == []
 
 
+IN_TRAINING = "teacher = Teacher().half().requires_grad_(False)"
+DRAWS = "teacher = nn.Sequential(Teacher(), nn.Dropout(0.1)).half().requires_grad_(False)"
+EVAL = "teacher = Teacher().half().eval().requires_grad_(False)"
+
+
+@pytest.mark.slow
+def test_a_teacher_that_is_left_in_training_is_run_again_too(tmp_path):
+    script = HEAD + MODELS.replace(EVAL, IN_TRAINING) + RAW
+    assert script != HEAD + MODELS + RAW
+    (tmp_path / "script.py").write_text(script)
+    ended = run(tmp_path, "script.py", "bad")
+    (row,) = ended.rows
+    assert (row["code"], row["step"], row["module"]) == ("NS201", 3, "Teacher"), ended.err
+    assert b"finite True" in ended.out
+
+
+@pytest.mark.slow
+def test_what_a_teacher_that_draws_has_made_is_no_data(tmp_path):
+    (tmp_path / "script.py").write_text(HEAD + MODELS.replace(EVAL, DRAWS) + RAW)
+    ended = run(tmp_path, "script.py", "bad")
+    (row,) = ended.rows
+    assert (row["code"], row["step"]) == ("NS000", 3), ended.err
+    assert "cannot be made again" in ended.err, ended.err
+
+
 ALIKE = """
 class Net(nn.Module):
     def __init__(self, scale):

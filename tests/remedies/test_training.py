@@ -244,6 +244,7 @@ def test_span():
         "drop_micro",
         "drop_sample",
         "attention",
+        "finite_fill",
         "form",
         "fp32_line",
         "fp32_logits",

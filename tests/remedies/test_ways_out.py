@@ -31,6 +31,7 @@ REMEDIES = {
     "stable_form": Atom(remedy="stable_form", target=f"{__file__}:1", value="log_space"),
     "form": Atom(remedy="form", target=f"{__file__}:1", value="guarded"),
     "held_fill": Atom(remedy="held_fill", target=f"{__file__}:1", value="held"),
+    "finite_fill": Atom(remedy="finite_fill", target=f"{__file__}:1", value="1e4"),
     "fp32_line": Atom(remedy="fp32_line", target=f"{__file__}:1", value="float32"),
     "outer_autocast": Atom(remedy="outer_autocast", value="float16"),
     "loss_scale": Atom(remedy="loss_scale", value="0.5"),

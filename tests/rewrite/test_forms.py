@@ -34,7 +34,7 @@ def rewritten(text, line, form="stable_form", op="", dtype="float32", **given):
         scalars=scalars,
         descent=descent,
     )
-    atom = Atom(remedy=form, target=f"x.py:{line}")
+    atom = Atom(remedy=form, target=f"x.py:{line}", value=given.get("value", ""))
     return edited(text, form_edits(Source(text), line, atom, event if op else None))
 
 
@@ -389,6 +389,32 @@ def test_what_a_library_computes_in_a_line_is_nothing_to_rewrite_there():
     text = body("return -x.log_prob(y).mean()")
     assert rewritten(text, "log_prob", "form", "atanh") == text
     assert rewritten(text, "log_prob", "form", "mean") != text
+
+
+MASKED = {
+    ("return x / x.norm(dim=-1, keepdim=True)", "div"): (
+        "return x / divisor.masked_fill(divisor == 0, 1)"
+    ),
+    (
+        "return x.pow(-0.5)",
+        "pow",
+    ): "return x.masked_fill(x == 0, 1).pow(-0.5).masked_fill(x == 0, 0)",
+    ("return x.rsqrt() * y", "rsqrt"): (
+        "return x.masked_fill(x == 0, 1).rsqrt().masked_fill(x == 0, 0) * y"
+    ),
+    ("return x ** -0.5 * y", "pow"): (
+        "return (x.masked_fill(x == 0, 1) ** -0.5).masked_fill(x == 0, 0) * y"
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "op"), MASKED)
+def test_what_a_shorter_code_gives_another_value_is_left_out_by_a_mask(before, op):
+    changed = rewritten(body(before), "return", "form", op, value="masked")
+    assert MASKED[before, op] in changed
+    value, grad = outcome(changed, torch.tensor([0.0, 4.0]), torch.tensor([1.0, 2.0]))
+    assert value.isfinite().all()
+    assert grad.isfinite().all()
 
 
 @pytest.mark.parametrize("line", ["x.pow(-0.5)", "x.rsqrt()"])

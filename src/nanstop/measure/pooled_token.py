@@ -23,9 +23,11 @@ class Pooling:
     row at padding: how many rows.
 
     Padding is where its ``attention_mask`` is 0; without one, where a table of embeddings has its
-    row of padding. A read at one place of all rows is a view, seen in the backward alone, with the
-    gradient of what was read; it counts where no other place is read of a tensor of that shape: a
-    loop over the tokens reads each.
+    row of padding. A table that is looked up once more has begun another pass: of other texts, and
+    the mask may be that of the first. A read at one place of all rows is a view, seen in the
+    backward alone, with the gradient of what was read: of which pass is not known there, and all
+    have to have padding. It counts where no other place is read of a tensor of that shape: a loop
+    over the tokens reads each.
     """
 
     def __init__(self, step: Step) -> None:
@@ -34,7 +36,8 @@ class Pooling:
         """Of those, the ones by which a gradient has come to padding."""
         mask = step.batches[0].get("attention_mask") if step.batches else None
         known = isinstance(mask, Tensor) and mask.dim() == 2
-        self._padding: list[Tensor] = [mask == 0] if known else []
+        self._passes: list[list[Tensor]] = [[mask == 0] if known else []]
+        self._looked_up: set[int] = set()
         self._read: dict[tuple[int, ...], list[tuple[int, int]]] = {}
 
     def __call__(self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]) -> None:
@@ -43,12 +46,19 @@ class Pooling:
             if base == "select_backward" and args[2] == 1:
                 self._select(index, args[0], tuple(args[1]), args[3])
         elif base == "embedding" and len(args) > 2 and args[1].dim() == 2 and args[2] >= 0:
-            self._padding.append(_padding(args[1] == args[2]))
+            self._look_up(args[0], _padding(args[1] == args[2]))
         elif base == "index":
             self._index(index, *args[:2])
 
+    def _look_up(self, table: Tensor, padding: Tensor) -> None:
+        if table.data_ptr() in self._looked_up:
+            self._looked_up.clear()
+            self._passes.append([])
+        self._looked_up.add(table.data_ptr())
+        self._passes[-1].append(padding)
+
     def _index(self, index: int, read: Tensor, places: Any) -> None:
-        padding = self._padding_of(read.shape) if read.requires_grad else None
+        padding = _alike(self._passes[-1], read.shape) if read.requires_grad else None
         if padding is None or len(places) < 2:
             return
         num_rows = len(padding)
@@ -57,9 +67,10 @@ class Pooling:
             self._note(index, padding[rows, tokens])
 
     def _select(self, index: int, gradient: Tensor, shape: tuple[int, ...], place: int) -> None:
-        padding = self._padding_of(shape)
-        if padding is None:
+        found = [one for each in self._passes if (one := _alike(each, shape)) is not None]
+        if not found:
             return
+        padding = torch.stack(found).all(0)
         seen = self._read.setdefault(shape, [])
         seen.append((index, place % shape[1]))
         if len({at for _, at in seen}) > 1:
@@ -73,10 +84,11 @@ class Pooling:
         if num := int(at_padding.sum()):
             self.found[index] = num
 
-    def _padding_of(self, shape: Sequence[int]) -> Tensor | None:
-        """Return where the rows that a tensor [rows, tokens, ...] is of have padding."""
-        alike = (one for one in self._padding if one.shape == tuple(shape[:2]))
-        return next(alike, None) if len(shape) > 2 else None
+
+def _alike(paddings: Sequence[Tensor], shape: Sequence[int]) -> Tensor | None:
+    """Return where the rows that a tensor [rows, tokens, ...] is of have padding."""
+    alike = (one for one in paddings if one.shape == tuple(shape[:2]))
+    return next(alike, None) if len(shape) > 2 else None
 
 
 def _padding(left_out: Tensor) -> Tensor:

@@ -10,13 +10,16 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
+from nanstop.prove.agreement import agree
 from nanstop.prove.exact import ExactRuns, Gaps, gaps_between
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom, Localization
+from nanstop.records.remedies import FINITE
 from nanstop.remedies.apply import applied
 from nanstop.remedies.forms.mode import compared
 from nanstop.remedies.forms.typed import Typed, typed
 from nanstop.replay.conditions import Under
+from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import ModelView
 from nanstop.rewrite.form_code import FormCode
 
@@ -51,6 +54,21 @@ def values_unchanged(failing: FailingStep, atoms: tuple[Atom, ...]) -> bool | No
         failing.attempt(under=nullcontext)
     said = [one.unchanged for one in found if one.unchanged is not None]
     return all(said) if said else None
+
+
+def is_any_number(
+    failing: FailingStep, exact: ExactRuns, atoms: tuple[Atom, ...], run: Attempt
+) -> bool:
+    """Return whether another finite number in an infinity's place makes the same of the failing
+    micro-batch as ``run``: where it does not, no number is the right one.
+    """
+    others = tuple(
+        replace(atom, value=FINITE[1]) if atom.remedy == "finite_fill" else atom for atom in atoms
+    )
+    if others == atoms:
+        return True
+    under = partial(applied, failing.step.view, others)
+    return agree(run, exact.attempt(failing.micro, under=under))
 
 
 def window_unchanged(failing: FailingStep, under: Under) -> bool | None:

@@ -22,6 +22,7 @@ from nanstop.prove.exact import ExactRuns, Gaps, farthest
 from nanstop.prove.exact_update import fault_of_update
 from nanstop.prove.failing_step import FailingStep, Following
 from nanstop.prove.form_evidence import (
+    is_any_number,
     next_form,
     typed_forms,
     values_unchanged,
@@ -299,12 +300,9 @@ class Trials:
         return healthy_rows(self._failing)
 
     def _rows_unchanged(self, atoms: tuple[Atom, ...], micro: int, run: Attempt) -> bool | None:
-        """Return whether healthy samples keep loss and gradient;
-        None where float32 can judge, or nothing can.
+        """Return whether healthy samples keep loss and gradient; None where float32 can judge.
 
-        What leaves a sample out is not held against numbers that hold it, of float64 neither; nor
-        is a form, where what float64 has there are other roundings next to a pole. An update's
-        remedy that leaves forward and backward alone leaves every sample as it was.
+        What leaves out is not held against what does not, nor a form against other roundings.
         """
         leaves_out = _has(atoms, "drop_sample")
         passes = not self._exact.of(micro).failed
@@ -314,6 +312,8 @@ class Trials:
             return None
         if self._failing.update:
             return agree(self._exact.attempt(micro, without_update=True, under=nullcontext), run)
+        if not is_any_number(self._failing, self._exact, atoms, run):
+            return False
         if not self._healthy_rows:
             return self._unchanged_elsewhere(atoms)
         only_healthy = self._without_bad_rows(micro)

@@ -75,6 +75,12 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
                 "fill at {targets} with the farthest number of its format",
                 forward=True,
             ),
+            RemedyInfo(
+                "finite_fill",
+                "changes_training",
+                "write a finite number at {targets} in place of an infinity",
+                forward=True,
+            ),
             RemedyInfo("fp32_line", "safe", "compute {targets} in float32", forward=True),
             RemedyInfo("island", "safe", "keep {targets} in float32", forward=True),
             RemedyInfo(
@@ -101,8 +107,16 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
 )
 """In the order in which remedies are applied: data, storage, forward, gradients, optimizer."""
 
-FORMS = ("stable_form", "held_fill", "fp32_line", "form")
+FORMS = ("stable_form", "held_fill", "finite_fill", "fp32_line", "form")
 """Remedies that write a failing line in another way."""
+MASKED = "masked"
+"""A guarded form that is typed element by element, where a shorter code gives another value or
+another gradient at what is left out.
+"""
+FINITE = ("1e4", "2e4")
+"""Numbers in place of an infinity: float16 holds them, and the sum of two. The second tells whether
+it matters which: the cure is the first.
+"""
 _SAMPLE = re.compile(r"\d+:\d+")
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
 _ROW_VALUES = {"mean": "the mean", "normal": "the mean and a small normal deviation"}

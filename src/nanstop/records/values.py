@@ -186,6 +186,13 @@ class OpEvent:
         return self.node is not None and self.forward_op is None
 
     @property
+    def is_of_function(self) -> bool:
+        """Whether the backward of an ``autograd.Function`` computes it: a formula that somebody
+        wrote down, and that nothing derives from the forward.
+        """
+        return self.forward_op is not None and "." not in self.forward_op
+
+    @property
     def divisor(self) -> int | None:
         """The place of the input that the operation divides by; None where it divides by none. Of
         one over lists of tensors, that which the first output that is not finite is divided by.

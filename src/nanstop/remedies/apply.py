@@ -50,6 +50,7 @@ TABLE: Mapping[str, Remedy] = MappingProxyType(
             Remedy("stable_form", form),
             Remedy("form", form),
             Remedy("held_fill", form),
+            Remedy("finite_fill", form),
             Remedy("fp32_line", form),
             Remedy("island", precision.island),
             Remedy("outer_autocast", precision.outer_autocast),

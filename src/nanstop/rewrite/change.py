@@ -11,7 +11,7 @@ from nanstop.records.remedies import FORMS
 from nanstop.rewrite.arguments import Settings, cured, settings_of
 from nanstop.rewrite.config_file import with_settings
 from nanstop.rewrite.files import FileChange
-from nanstop.rewrite.form_code import edits_of, forms_at
+from nanstop.rewrite.form_code import edits_of, ways_at
 from nanstop.rewrite.island import with_islands
 from nanstop.rewrite.source import Edit, Source, edited, source_of
 from nanstop.rewrite.words import said, untyped
@@ -89,11 +89,12 @@ class _Work:
             return
         proof = self.report.proof
         tried = proof.typed if proof is not None else None
-        forms = [one for one in forms_at(proof, atom) if tried is None or one in tried]
+        forms = [one for one in ways_at(proof, atom) if tried is None or one in tried]
         found = ((one, edits_of(source, one, event)) for one in forms if source is not None)
         taken = next(((one, edits) for one, edits in found if edits), None)
         if taken is not None:
-            self.taken[atom] = taken[0]
+            is_guard = taken[0].remedy == "form"
+            self.taken[atom] = replace(taken[0], value="guarded") if is_guard else taken[0]
             self.edits.setdefault(file, []).extend(taken[1])
             return
         self.words.append(said(atom, self.report) if tried != () else untyped(atom))

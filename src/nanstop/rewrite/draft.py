@@ -30,6 +30,8 @@ class Draft:
     """Whether what the failing operation divides by is a count: 0 or 1 at least."""
     infinite: bool = False
     """Whether it has made Inf: then it did not divide 0 by 0."""
+    masked: bool = False
+    """Whether what has no value is left out element by element."""
     by_number: bool = False
     """Whether what it divides by is a number of Python's."""
     lines: list[str] = field(default_factory=list[str])

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import islice, product
 
 from nanstop.records import Atom, OpEvent, Proof
-from nanstop.records.remedies import FORMS
+from nanstop.records.remedies import FORMS, MASKED
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.guarded import rewrite_guarded, rewrite_held
 from nanstop.rewrite.log_space import rewrite_in_log_space
-from nanstop.rewrite.operations import Operation, number_of, operation
+from nanstop.rewrite.operations import Operation, infinity_of, number_of, operation
 from nanstop.rewrite.source import Edit, Source, edited, expressions_of, source_of
 
 _MOST_CODES = 4
@@ -46,9 +46,9 @@ def codes_of(
     rest: list[Atom] = []
     for atom in proof.minimal:
         file, source = _place(atom)[0], sources.get(_place(atom)[0])
-        ways = forms_at(proof, atom) if source is not None and _is_form(atom) else ()
+        ways = ways_at(proof, atom) if source is not None and _is_form(atom) else ()
         known = [(one, file, edits_of(source, one, event)) for one in ways if source is not None]
-        typed = [one for one in known if one[2]]
+        typed = [one for at, one in enumerate(known) if one[2] and not _is_among(one, known[:at])]
         choices += [typed] if typed else []
         rest += [] if typed else [atom]
     for chosen in islice(product(*choices), _MOST_CODES if choices else 0):
@@ -69,6 +69,19 @@ def forms_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
     sets = [one.atoms for one in proof.alternatives] if proof is not None else []
     alone = (one[0] for one in sets if len(one) == 1)
     return (atom, *(one for one in alone if _is_form(one) and one.target == atom.target))
+
+
+def ways_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
+    """Return ``forms_at``, and then those that can be typed in a longer way as well."""
+    forms = forms_at(proof, atom)
+    guards = (one for one in forms if one.remedy == "form")
+    return (*forms, *(replace(one, value=MASKED) for one in guards))
+
+
+def _is_among(
+    one: tuple[Atom, str, tuple[Edit, ...]], others: Iterable[tuple[Atom, str, tuple[Edit, ...]]]
+) -> bool:
+    return any(other[1:] == one[1:] for other in others)
 
 
 def edits_of(source: Source, atom: Atom, event: OpEvent | None) -> tuple[Edit, ...]:
@@ -101,6 +114,7 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
     for place in (statement, *(source.readers_of(statement) if stable else ())):
         draft = Draft(source, place, dtype=_format(event), counted=_divides_by_count(event))
         draft.by_number = event is not None and event.name == "div" and event.divisor is None
+        draft.masked = atom.value == MASKED
         draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
         try:
             if _rewritten(draft, atom, _name(event)):
@@ -113,6 +127,8 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
 def _rewritten(draft: Draft, atom: Atom, op: str) -> bool:
     if atom.remedy == "held_fill":
         return rewrite_held(draft)
+    if atom.remedy == "finite_fill":
+        return _in_finite(draft, atom.value)
     if atom.remedy == "fp32_line":
         return _in_float32(draft, op)
     if atom.remedy == "stable_form":
@@ -138,6 +154,22 @@ def _divides_by_count(event: OpEvent | None) -> bool:
     if event is None or divisor is None or divisor >= len(event.descent):
         return False
     return {"count", "whole"} <= set(event.descent[divisor])
+
+
+def _in_finite(draft: Draft, number: str) -> bool:
+    """Return whether infinities that the statement spells could be rewritten as ``number`` or its
+    opposite; the draft holds it.
+    """
+    taken = set[int]()
+    for root in expressions_of(draft.statement):
+        for node in ast.walk(root):
+            value = infinity_of(draft.source, node)
+            if value is None or id(node) in taken:
+                continue
+            taken.update(id(one) for one in ast.walk(node))
+            text = number if value > 0.0 else f"-{number}"
+            draft.edits.append(Edit(*draft.source.span(node), text))
+    return bool(taken)
 
 
 def _in_float32(draft: Draft, op: str) -> bool:

@@ -8,7 +8,14 @@ import ast
 from collections.abc import Callable, Collection, Mapping
 
 from nanstop.rewrite.draft import Draft, NotKnownError
-from nanstop.rewrite.operations import FILLS, Operation, is_cheap, number_of, operation, same
+from nanstop.rewrite.operations import (
+    FILLS,
+    Operation,
+    is_cheap,
+    number_of,
+    operation,
+    same,
+)
 from nanstop.rewrite.source import Edit, expressions_of
 
 _SPACING = {"float16": "1e-3", "bfloat16": "8e-3", "float64": "2.3e-16"}
@@ -135,6 +142,18 @@ def _compares_cheap(node: ast.expr) -> bool:
     return isinstance(node, ast.Compare) and all(map(is_cheap, (node.left, *node.comparators)))
 
 
+def _inverse(draft: Draft, found: Operation) -> str:
+    """Of what is not 0, and 0 there."""
+    exponent = number_of(found.argument(1, "exponent"))
+    if not draft.masked or (found.name == "pow" and (exponent is None or exponent >= 0.0)):
+        return _clamped(draft, found)
+    value = draft.twice(found.operand, "value")
+    value = value if is_cheap(found.operand) or value.isidentifier() else f"({value})"
+    inner = _with_operand(draft, found, 0, f"{value}.masked_fill({value} == 0, 1)")
+    inner = inner if isinstance(found.node, ast.Call) else f"({inner})"
+    return f"{inner}.masked_fill({value} == 0, 0)"
+
+
 def _clamped(draft: Draft, found: Operation) -> str:
     """Raised to the smallest number: the gradient at 0 is 0."""
     text = f"{draft.source.operand(found.operand)}.clamp(min={_least(draft, found.operand)})"
@@ -156,7 +175,7 @@ def _are_nested(named: Collection[Operation]) -> bool:
 
 
 def _is_clamped(found: Operation) -> bool:
-    return _FORMS[found.name] is _clamped or (found.name == "pow" and _has_root(found))
+    return _FORMS[found.name] in (_clamped, _inverse) or (found.name == "pow" and _has_root(found))
 
 
 def _clamp(draft: Draft, found: Operation) -> tuple[Edit, Edit]:
@@ -177,7 +196,7 @@ def _has_root(found: Operation) -> bool:
 
 
 def _root(draft: Draft, found: Operation) -> str | None:
-    return _clamped(draft, found) if _has_root(found) else None
+    return _inverse(draft, found) if _has_root(found) else None
 
 
 def _log_of_more(draft: Draft, found: Operation) -> str:
@@ -201,10 +220,10 @@ def _divided(draft: Draft, found: Operation) -> str | None:
         return _with_operand(draft, found, 1, f"max({draft.source.segment(divisor)}, 1)")
     if draft.by_number or _comes_from(draft.meant(divisor), _NUMBERS, _NUMBER_METHODS):
         return _with_operand(draft, found, 1, f"({draft.source.segment(divisor)} or 1)")
-    if draft.counted:
+    if draft.counted and not draft.masked:
         text = f"{draft.source.operand(divisor)}.clamp(min=1)"
         return _with_operand(draft, found, 1, text)
-    normalized = _normalized(draft, found)
+    normalized = None if draft.masked else _normalized(draft, found)
     if normalized is not None:
         return normalized
     value = draft.twice(divisor, "divisor")
@@ -340,7 +359,7 @@ _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "log10": _clamped,
     "log1p": _log_of_more,
     "sqrt": _clamped,
-    "rsqrt": _clamped,
+    "rsqrt": _inverse,
     "pow": _root,
     "acos": _edged,
     "asin": _edged,

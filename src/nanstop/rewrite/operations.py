@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -44,6 +45,7 @@ METHODS = frozenset(
 """Methods of a tensor that are read as operations."""
 FILLS = ("masked_fill", "masked_fill_")
 """Methods that put a number where a mask is, into a new tensor and in place."""
+_INFINITIES = frozenset({"math.inf", "torch.inf", "numpy.inf", "numpy.infty"})
 _READ = METHODS.union(FILLS)
 CHEAP = frozenset(
     {"view", "reshape", "squeeze", "unsqueeze", "transpose", "permute", "flatten", "size", "dim"}
@@ -172,6 +174,24 @@ def number_of(node: ast.AST | None) -> float | None:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return sign * float(node.value)  # pyright: ignore[reportArgumentType]
     return None
+
+
+def infinity_of(source: Source, node: ast.AST) -> float | None:
+    """Return the infinity that a node spells, None where it spells none."""
+    sign = 1.0
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        sign, node = -1.0, node.operand
+    if isinstance(node, ast.Attribute | ast.Name):
+        return sign * math.inf if source.qualified(node) in _INFINITIES else None
+    is_float = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    if not is_float or node.func.id != "float" or len(node.args) != 1:
+        return None
+    given = node.args[0]
+    if not isinstance(given, ast.Constant) or not isinstance(given.value, str):
+        return None
+    text = given.value.strip().lower()
+    value = float(text) if text.lstrip("+-") in ("inf", "infinity") else 0.0
+    return sign * value if value else None
 
 
 def same(first: ast.AST, second: ast.AST) -> bool:

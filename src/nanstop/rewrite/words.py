@@ -65,6 +65,8 @@ def said(
         return f"after the model is made:\n{code}"
     if atom.remedy == "held_fill":
         return f"{atom.target}: fill with `torch.finfo(x.dtype).min`"
+    if atom.remedy == "finite_fill":
+        return f"{atom.target}: write {atom.value}, or -{atom.value}, in place of the infinity"
     if atom.remedy == "fp32_line":
         return (
             f"{atom.target}: call `.float()` on what it reads, and compute it under "

@@ -16,6 +16,7 @@ from nanstop.detect.left_modes import LeftModes
 from nanstop.detect.rates.used import Rates
 from nanstop.detect.standstill import ELSEWHERE, Standstill, stuck
 from nanstop.diagnose.diagnose import examine
+from nanstop.diagnose.evidence.accounts import DECAYED, GROWS
 from nanstop.records import (
     DataFacts,
     Evidence,
@@ -129,6 +130,8 @@ class Looks:
         known = self._accounts[account.optimizer]
         known.append(account)
         facts = self._run.facts
+        if account.shrunk > GROWS:
+            self._run.series.add(DECAYED, account.at.step, account.shrunk)
         if facts.world_size == 1:
             told = self._findings.told
             found = Evidence(facts=facts, accounts=tuple(known), at=account.at, told=told)

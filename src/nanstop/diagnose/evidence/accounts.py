@@ -19,6 +19,14 @@ RESCALED = 50.0
 """Factor that is no weight any more, up or down."""
 CLIPPED = 0.999
 """Factor below which gradients were made smaller."""
+TAKEN = 0.15
+"""Share of the weights that an update takes away from which little of them stays: usual decays
+take 1e-6 to 1e-3.
+"""
+GROWS = 2.0
+"""Share beyond which what an update takes away leaves more than there was, of the other sign."""
+DECAYED = "decayed"
+"""The series of such shares."""
 
 
 def repeated(accounts: tuple[GradientAccount, ...], num: int) -> tuple[GradientAccount, ...]:

@@ -6,7 +6,7 @@ from nanstop.diagnose.evidence.reading import has_masters
 from nanstop.own_code import is_library
 from nanstop.records import Atom, Evidence, OpEvent, RunFacts, TokenRows
 from nanstop.records.formats import HALF, NARROW
-from nanstop.records.remedies import spans_of
+from nanstop.records.remedies import FINITE, spans_of
 
 Candidates = tuple[tuple[Atom, ...], ...]
 
@@ -117,15 +117,28 @@ def held_fill(evidence: Evidence) -> Candidates:
     return ((Atom(remedy="held_fill", target=target, value="held"),),) if target else ()
 
 
-def _line(evidence: Evidence) -> str:
+def finite_fill(evidence: Evidence) -> Candidates:
+    """Return the fill by which the program wrote the infinity that was read with a finite number.
+
+    Which number is the experiment's to say: the cure is one under which it makes no difference.
+    """
     found = evidence.localization
-    source = found.first_bad.source if found is not None and found.first_bad is not None else None
+    target = _place(found.filled) if found is not None else ""
+    return ((Atom(remedy="finite_fill", target=target, value=FINITE[0]),),) if target else ()
+
+
+def _line(evidence: Evidence) -> str:
+    return _place(evidence.localization.first_bad) if evidence.localization is not None else ""
+
+
+def _place(event: OpEvent | None) -> str:
+    source = event.source if event is not None else None
     return f"{source.file}:{source.line}" if source is not None else ""
 
 
 def at_the_line(evidence: Evidence) -> Candidates:
     """Return other forms of the failing line, then the window without what it fails on."""
-    return (*forms(evidence), *without_rows(evidence))
+    return (*forms(evidence), *finite_fill(evidence), *without_rows(evidence))
 
 
 def without_rows(evidence: Evidence) -> Candidates:

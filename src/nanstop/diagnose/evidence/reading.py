@@ -175,6 +175,15 @@ def rounded_at(evidence: Evidence) -> tuple[str, ...]:
     return (f"`{op_name(rounded.op)}` at {place} makes 0 of what is not 0",)
 
 
+def written_at(evidence: Evidence) -> tuple[str, ...]:
+    """Return the fill by which the program wrote the infinity that the first bad op reads."""
+    found = evidence.localization
+    source = found.filled.source if found is not None and found.filled is not None else None
+    if source is None:
+        return ()
+    return (f"the Inf is one that the program writes at {source.short}: `{source.text}`",)
+
+
 def in_float64(evidence: Evidence) -> tuple[str, ...]:
     """Return that float64 has a value, where it is known what is rounded to 0 without it."""
     found = evidence.localization

@@ -5,6 +5,7 @@ window.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from weakref import WeakMethod, ref
@@ -28,7 +29,8 @@ from nanstop.hosts.tape.given_weights import given_weights
 from nanstop.hosts.tape.tape import Tape
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
-from nanstop.numerics.tensors import by_torch_alone, tensors
+from nanstop.numerics.accelerator import random_states
+from nanstop.numerics.tensors import by_torch_alone, tensors, version
 from nanstop.own_code import is_class_of
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import user_line
@@ -307,8 +309,22 @@ def _aside(
     """Return what a model that is called without a graph returns: for a loss, it may be, and so
     a call of the tape.
     """
-    # In training it may draw, or move running statistics that nobody puts back.
-    if tape is None or any(part.training for part in module.modules()):
+    if tape is None:
         return function(*args, **kwargs)
     recorded = module if again is None else again
-    return tape.call(function, args, kwargs, recorded=recorded, always=False)
+    trains = any(part.training for part in module.modules())
+    is_alike = _comes_out_alike(module) if trains else None
+    return tape.call(function, args, kwargs, recorded=recorded, always=False, is_alike=is_alike)
+
+
+def _comes_out_alike(module: nn.Module) -> Callable[[], bool]:
+    """Return what tells, after a call of a module in training, whether another one has the same
+    result: this one drew nothing and moved no running statistics, which nobody puts back.
+    """
+    before = _drawn_and_moved(module)
+    return lambda: _drawn_and_moved(module) == before
+
+
+def _drawn_and_moved(module: nn.Module) -> tuple[list[bytes], list[int]]:
+    states = (torch.get_rng_state(), *random_states())
+    return [state.numpy().tobytes() for state in states], [version(b) for b in module.buffers()]

@@ -37,6 +37,7 @@ from nanstop.hosts.tape.tape_functions import (
     PLAIN,
 )
 from nanstop.hosts.tape.tensors import autocast_state
+from nanstop.hosts.tape.unrepeated import Unrepeated
 from nanstop.measure.followed import Line
 from nanstop.numerics.tensors import by_torch_alone, is_in_place, tensors, version
 from nanstop.replay.function_modes import OwnMode, is_crowded, is_on, put_on, take_off
@@ -84,6 +85,7 @@ class Tape(OwnMode):
         self.on_number: Callable[[float], None] = lambda _: None
         self.on_write: Callable[[Tensor], None] | None = None
         self.left = LeftBehind()
+        self.unrepeated = Unrepeated()
         self.num_ops = self.num_outer = self.num_passed = 0
         self.takes_outer = True
         self.lingers = False
@@ -146,11 +148,14 @@ class Tape(OwnMode):
     def _unrecorded(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Make a call that is recorded only where it refuses its operands, and draws nothing."""
         try:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
         except Exception as error:
             if is_numeric(error):
                 self.refused = self._before(func, args, kwargs, [], always=True)
             raise
+        known = self.slot if func in NOT_REPEATED else None
+        self.unrepeated.follow((*args, *kwargs.values()), result, known=known)
+        return result
 
     @property
     def ends_refused(self) -> bool:
@@ -191,9 +196,12 @@ class Tape(OwnMode):
         rng: RngState | None = None,
         keep: bool = False,
         always: bool = True,
+        is_alike: Callable[[], bool] | None = None,
     ) -> Any:
         """Return what ``function`` returns and add the call (of ``recorded``, if that is to be
         repeated), ``always`` or only where an op on the same tensors would be recorded.
+
+        ``is_alike``: asked afterwards, whether another call would return the same.
         """
         operands: list[TapedOperand] = []
         if rng is not None and self._first_of_model is None:
@@ -204,8 +212,14 @@ class Tape(OwnMode):
         if call is not None:
             call.rng, call.keep = rng, keep
         result = function(*args, **kwargs)
+        if call is not None and is_alike is not None and not is_alike():
+            if self.calls[-1] is call:
+                self.calls.pop()
+            call = None
         if call is not None:
             self._after(call, operands, result)
+        elif rng is None:
+            self.unrepeated.note(result)
         return result
 
     def _before(
@@ -306,6 +320,8 @@ class Tape(OwnMode):
         for tensor in (result,) if isinstance(result, Tensor) else tensors(result):
             self._slots[id(tensor)] = weakref.ref(tensor), Slot(self._count, call.outer)
             self._count += 1
+        if any(one.unrepeated for one in call.held(Constant)):
+            self.unrepeated.note(result)
         call.count = self._count - call.first
         call.scalar = isinstance(result, Tensor) and result.dim() == 0
 
@@ -352,7 +368,7 @@ class Tape(OwnMode):
                 return left or HISTORY
             origin = slot.index if slot is not None and not trains else None
             self._given.add(id(root_of(value)))
-            return Constant(value, operands[-1][1], origin)
+            return Constant(value, operands[-1][1], origin, value in self.unrepeated)
         kind = type(value)
         if kind in PLAIN:
             number = self._numbers.get(id(value)) if kind is float else None

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from nanstop.errors import NanstopError
 from nanstop.hosts.tape.tensors import Autocast, in_autocast
-from nanstop.numerics.tensors import tensors, version
+from nanstop.numerics.tensors import has_bad, tensors, version
 from nanstop.own_code import is_wrapper
 from nanstop.replay.rng import RngState, restore_rng
 from nanstop.tracebacks import passes_through, relay
@@ -45,16 +45,24 @@ class Constant:
     it where the script was about to write to it.
 
     ``origin``: its slot, if the script made it before the first model call and the tape knows of
-    what.
+    what. ``unrepeated``: see ``Unrepeated``.
     """
 
     tensor: Tensor
     version: int
     origin: int | None = None
+    unrepeated: bool = False
 
     @property
     def moved(self) -> bool:
         return version(self.tensor) != self.version
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is not finite, and what made it so is not made again. Synchronises the
+        device where that may be.
+        """
+        return self.unrepeated and has_bad(self.tensor)
 
 
 @dataclass(slots=True, eq=False)
@@ -140,6 +148,8 @@ class TapedCall:
             return "the loss or an input of the model comes from ops that were not recorded"
         if any(constant.moved for constant in self.held(Constant)):
             return "an input was changed in place after the forward"
+        if any(constant.is_lost for constant in self.held(Constant)):
+            return "what is not finite was made by a call that cannot be made again: it may draw"
         return self.foreign
 
     def play(self, values: dict[int, Tensor], replaced: Mapping[int, Tensor]) -> None:

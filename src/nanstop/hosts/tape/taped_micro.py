@@ -205,7 +205,7 @@ class TapedMicro:
                 continue
             for constant in call.held(Constant):
                 tensor = constant.tensor
-                if constant.origin in made or id(tensor) in names:
+                if constant.origin in made or id(tensor) in names or constant.is_lost:
                     continue
                 if tensor.dim() and not tensor.requires_grad:
                     name = self._variables.get(id(tensor), "")

@@ -1,9 +1,12 @@
-"""A fill with a number beyond the format: with the farthest that the format holds."""
+"""A fill with a number beyond the format: with the farthest that the format holds. One with an
+infinity: with a finite number.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,3 +29,32 @@ def answer(call: Call, at_line: Callable[[], bool]) -> Any:
         return call.run()
     held = ends.min if number < 0 else ends.max
     return getattr(read, call.spelled)(mask, held)
+
+
+def _may_be_infinite(value: Any) -> bool:
+    """Return whether a number of a call may be an infinity. No device work."""
+    if isinstance(value, Tensor):
+        return not value.dim() and value.is_floating_point()
+    return isinstance(value, float) and math.isinf(value)
+
+
+def finite_of(number: float) -> Callable[[Call, Callable[[], bool]], Any]:
+    """Return a form in which ``number``, or less than 0 its opposite, is written in place of an
+    infinity that the line itself gives to a call.
+    """
+
+    def one(value: Any) -> Any:
+        if isinstance(value, float) and math.isinf(value):
+            return math.copysign(number, value)
+        if isinstance(value, Tensor) and _may_be_infinite(value):
+            return value.clamp(-number, number) if bool(value.isinf()) else value
+        return value
+
+    def answer(call: Call, at_line: Callable[[], bool]) -> Any:
+        given = (*call.args, *call.kwargs.values())
+        if not any(map(_may_be_infinite, given)) or not at_line():
+            return call.run()
+        kwargs = {name: one(value) for name, value in call.kwargs.items()}
+        return replace(call, args=tuple(map(one, call.args)), kwargs=kwargs).run()
+
+    return answer

@@ -9,6 +9,7 @@ from typing import Any
 
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
+from nanstop.records.remedies import FINITE, MASKED
 from nanstop.remedies.forms import guarded, held, wide
 from nanstop.remedies.forms.calls import Call, line_in
 from nanstop.remedies.forms.comparison import Comparison
@@ -25,8 +26,9 @@ _BACKWARDS = ("backward", "grad")
 _FORMS: Mapping[str, Callable[[], Form]] = {
     "log_space": lambda: LogSpace().call,
     "held": lambda: held.answer,
+    **{number: partial(held.finite_of, float(number)) for number in FINITE},
     "float32": lambda: wide.answer,
-    "guarded": lambda: guarded.answer,
+    **dict.fromkeys(("guarded", MASKED), lambda: guarded.answer),
 }
 
 

@@ -9,7 +9,10 @@ raise instead: `normal expects all elements of std >= 0.0`.
 0 / 0, log of a negative number, sqrt of a negative number, 1 / 0, asin of 1.0000001. These come
 from rounding (a difference of equal numbers that is -1e-9 instead of 0: sqrt(-1e-9) is NaN), from
 empty selections, and from data that the formula never met. More bits do not help: float64 returns
-the same.
+the same. So is 0 x Inf: a choice that a mask of -Inf forbids has the probability 0 and the
+log-probability -Inf, and their product, in an entropy say, is NaN. With -1e4 in its place it is 0;
+that is proven where -2e4 gives the same loss and gradients. A CTC loss is Inf for a text that its
+frames cannot spell.
 
 ## Example
 ```python
@@ -59,6 +62,7 @@ from nanstop.diagnose.evidence.reading import (
     raised_message,
     raised_op,
     rounded_at,
+    written_at,
 )
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats, op_name
@@ -67,6 +71,13 @@ from nanstop.wording import number
 
 _OF_POSITIVE = ("sqrt", "rsqrt", "log", "log2", "log10")
 _UNTRIED = "not tried: a finite number in its place, where it is made"
+_ALIGNMENTS = ("_ctc_loss", "_cudnn_ctc_loss")
+_NO_PATH = (
+    "a text has more labels than its frames can spell, with a blank between two that are equal"
+)
+_LEAVE_OUT = (
+    "`zero_infinity=True` (in transformers `config.ctc_zero_infinity`) leaves such texts out"
+)
 _WITHIN_ONE = ("acos", "asin", "atanh")
 
 
@@ -96,11 +107,17 @@ def check(evidence: Evidence) -> Diagnosis | None:
             *in_float64(evidence),
             *_fill(evidence),
             *_writing_line(evidence),
+            *((_LEAVE_OUT,) if _does_not_fit(event) else ()),
         ),
         confidence="likely" if untested else "certain",
         remedies=at_the_line(evidence),
         where=event.module,
     )
+
+
+def _does_not_fit(event: OpEvent) -> bool:
+    """Return whether finite log-probabilities have no loss: then no path spells the text."""
+    return event.name in _ALIGNMENTS and all(stats.finite for stats in event.inputs)
 
 
 def _tested(evidence: Evidence, event: OpEvent) -> tuple[str, ...]:
@@ -149,10 +166,7 @@ def _fill(evidence: Evidence) -> tuple[str, ...]:
         made = f": `{found.held_at.text}` at {found.held_at.short}" if found.held_at else ""
         held = f"the Inf is one that `{found.held_in}` has held since before the step{made}"
         return held, _UNTRIED
-    source = found.filled.source if found is not None and found.filled is not None else None
-    if source is None:
-        return ()
-    return f"the Inf is one that the program writes at {source.short}: `{source.text}`", _UNTRIED
+    return written_at(evidence)
 
 
 def _writing_line(evidence: Evidence) -> tuple[str, ...]:
@@ -165,8 +179,7 @@ def _title(evidence: Evidence, event: OpEvent, written: str) -> str:
     found = evidence.localization
     if not written or found is None or "loss" not in found.reaches:
         return f"`{op_name(event.op)}` is undefined for its inputs"
-    whose = "of the program" if found.made is None else "that no operation has made"
-    return f"{written} {whose} reaches the loss"
+    return f"{written} of the program reaches the loss"
 
 
 def _made(evidence: Evidence, event: OpEvent, output: TensorStats, written: str) -> str:
@@ -175,7 +188,7 @@ def _made(evidence: Evidence, event: OpEvent, output: TensorStats, written: str)
     if any(not math.isfinite(value) for value in event.scalars):
         return f"{kind} from the constant {written}"
     if written:
-        return f"{kind} from {written} that no operation has made"
+        return f"{kind} from {written} that the program writes"
     if event.name == "div" and 0.0 in event.scalars:
         return f"{kind} from a division by the number 0 of the program"
     divisor = zero_divisor(event)
@@ -187,6 +200,8 @@ def _made(evidence: Evidence, event: OpEvent, output: TensorStats, written: str)
     if outside:
         return f"{kind} from {outside}"
     least = min((stats.minimum or 0.0 for stats in event.inputs), default=0.0)
+    if _does_not_fit(event):
+        return f"{kind}: {_NO_PATH}"
     if not given:
         below = f", the least of them {number(least)}" if least < 0.0 else ""
         return f"{kind} from finite inputs{below}"

@@ -11,7 +11,9 @@ the finite branch in the forward pass; the backward pass multiplies the other br
 `nan_to_num` on a loss repairs the number in the log, and backward multiplies its gradient of 0 by
 the derivative: 0 x Inf is NaN for sqrt(0) and 0 / 0; for log(-1), or a cross-entropy without
 labels, it is 0, and the step teaches nothing. The derivative of eigenvectors (`torch.linalg.eigh`,
-`svd`) divides by the differences of eigenvalues or singular values: equal ones have none.
+`svd`) divides by the differences of eigenvalues or singular values: equal ones have none. The
+backward of an `autograd.Function` is a formula that somebody wrote: one that divides by a norm
+which the forward clamps fails where the function has a derivative.
 
 ## Example
 ```python
@@ -58,6 +60,7 @@ from nanstop.diagnose.evidence.reading import (
     foreign_kernel,
     reached,
     rounded_at,
+    written_at,
 )
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, op_name
@@ -75,6 +78,8 @@ _APART = (
     "that hangs on single vectors of equal values"
 )
 
+_GUARDED = "where its forward guards against such numbers, its backward has to do so too"
+
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the first bad op is in the backward pass and more bits do not help."""
@@ -88,15 +93,18 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return None
     spoiled = reached(evidence.localization)
     of = f" of `{op_name(event.forward_op)}`" if event.forward_op else ""
+    what = "backward" if event.is_of_function else "derivative"
     return Diagnosis(
         code="NS304",
-        title=f"derivative{of} is undefined in `{op_name(event.op)}`",
+        title=f"{what}{of} is undefined in `{op_name(event.op)}`",
         cause=_cause(event, rounded_at(evidence)),
         confidence="likely" if untested else "certain",
         lines=(
             *rounded_at(evidence),
+            *written_at(evidence),
             *((f"reaches the gradient of {listed(spoiled)}",) if spoiled else ()),
             *((_APART,) if _equal_values(event) else ()),
+            *((_GUARDED,) if event.is_of_function else ()),
         ),
         remedies=at_the_line(evidence),
         where=event.module,
@@ -117,6 +125,8 @@ def _cause(event: OpEvent, rounded: tuple[str, ...]) -> str:
     a wider format may hold what this one does not: repeating the derivative does not tell.
     """
     made = next((stats for stats in event.forward_outputs if not stats.finite), None)
+    if event.is_of_function:
+        return _own_formula(event)
     if made is not None:
         kinds = " and ".join(bad_kinds(made))
         return (
@@ -133,6 +143,16 @@ def _cause(event: OpEvent, rounded: tuple[str, ...]) -> str:
     if rounded:
         return f"{finite} where it meets a number that was rounded to 0"
     return f"{finite}; no wider format has one for these numbers either"
+
+
+def _own_formula(event: OpEvent) -> str:
+    """Return what is known of a backward that somebody wrote down: whether the function has a
+    derivative there is another question.
+    """
+    if any(not stats.finite for stats in event.inputs):
+        return "its own backward reads what is not finite already"
+    formula = f"the formula of its own backward has no value in {event.outputs[0].dtype}"
+    return f"{formula} or a wider format" if event.wider == "nonfinite" else formula
 
 
 def _forward(event: OpEvent) -> str:

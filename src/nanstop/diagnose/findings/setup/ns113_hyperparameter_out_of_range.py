@@ -70,7 +70,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nanstop.diagnose.evidence.accounts import has_signal, repeated
+from nanstop.diagnose.evidence.accounts import GROWS, TAKEN, has_signal, repeated
 from nanstop.diagnose.evidence.reading import VERY_LONG, sighting, standing, step_moves
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import (
@@ -101,10 +101,6 @@ LONGEST_WARM_UP = 100_000
 """Updates. That of RoBERTa takes 30,000 (Liu et al., 2019, table 9), others 10,000 or less."""
 
 TIMES_PUBLISHED = 10.0
-TAKEN = 0.15
-"""Share of the weights that an update takes away from which little of them stays: usual decays
-take 1e-6 to 1e-3.
-"""
 _TWO, _FOUR, _FIVE = 2, 4, 5
 """Looks in a row: at a rate that was none and is 0, at a decay, and at one of 0 from the start,
 which may be that of a warm-up.
@@ -191,9 +187,12 @@ def _own_rate(accounts: tuple[GradientAccount, ...]) -> Shown | None:
 def _decay(accounts: tuple[GradientAccount, ...]) -> Shown | None:
     if not accounts or not all(one.shrunk >= TAKEN for one in accounts):
         return None
-    least = 100 * min(one.shrunk for one in accounts)
-    effect = f"each update takes {least:.2g} % or more of every weight away, beside its gradient"
-    return "weight decay", f"{effect}: what is learned does not stay", accounts
+    least = min(one.shrunk for one in accounts)
+    if least > GROWS:
+        effect = f"each update multiplies every weight by {1 - least:.2g}, beside its gradient"
+        return "weight decay", f"{effect}: they grow, and change their sign", accounts
+    effect = f"each update takes {100 * least:.2g} % or more of every weight away"
+    return "weight decay", f"{effect}, beside its gradient: what is learned does not stay", accounts
 
 
 def _seen(evidence: Evidence, facts: RunFacts) -> Sighting | None:

@@ -291,7 +291,7 @@ def _none_arrives(path: GradientPath) -> Reason | None:
         return None
     cause = f"after one backward none of {counted(path.num_tensors, 'trainable tensor')} has one"
     if path.unreached:
-        cause += f": {listed(path.unreached)}"
+        cause += f": {listed(path.unreached, of=path.num_tensors)}"
     advice = "look for detach, item or no_grad before the loss"
     return Reason("certain", "no gradient arrives", cause, advice)
 
@@ -348,7 +348,10 @@ def _few_arrive(path: GradientPath) -> Reason | None:
     )
     title = "no gradient arrives at most of what is to be trained"
     return Reason(
-        "likely", title, f"{cause}: {listed(path.unreached)}" if path.unreached else cause, advice
+        "likely",
+        title,
+        f"{cause}: {listed(path.unreached, of=missing)}" if path.unreached else cause,
+        advice,
     )
 
 

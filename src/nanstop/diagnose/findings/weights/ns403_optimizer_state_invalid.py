@@ -118,14 +118,16 @@ def _at_the_start(evidence: Evidence, faults: tuple[StateFault, ...]) -> Diagnos
     if not faults or (met is not None and not met.bad_params):
         return None
     named = [fault.name for fault in faults]
-    worst = faults[0]
+    worst, optimizer = faults[0], standing(evidence).optimizer
+    is_coarse = optimizer is not None and optimizer.state_bits is not None
     amount = f"{counted(worst.num_bad, 'element')} {_SAID[worst.kind]}" if worst.num_bad else ""
     return Diagnosis(
         code="NS403",
         title=f"optimizer state that no update can have made: {listed(named)}",
         cause=f"restored with `{worst.name}` {amount or worst.detail}",
         confidence="certain" if met is None else "likely",
-        remedies=REMEDIES,
+        # What was lost before it was saved, another optimizer does not bring back.
+        remedies=REMEDIES if is_coarse or worst.kind != "vanished" else (),
         where=worst.name.partition(":")[0],
     )
 

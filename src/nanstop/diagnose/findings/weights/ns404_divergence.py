@@ -11,7 +11,8 @@ Gradient descent on a curvature of L multiplies the distance to the minimum by |
 for lr L = 12 that is 11, and 11^37 = 3.4e38 leaves float32 after 37 steps. In a network of several
 layers the gradient grows with the product of the others' weights, so that the exponent itself
 grows: 5, 8.7e7, 5e29, Inf in three steps. A wider format only postpones it: float64 ends at
-1.8e308.
+1.8e308. A decoupled weight decay multiplies every weight by 1 - lr x decay in each update: for a
+rate of 0.5 and a decay of 20 that is -9, whatever the gradients are. That is measured, as in NS113.
 
 ## Example
 ```python
@@ -58,7 +59,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, median_low
 
-from nanstop.diagnose.evidence.accounts import update_line
+from nanstop.diagnose.evidence.accounts import DECAYED, GROWS, update_line
 from nanstop.diagnose.evidence.candidates import Candidates
 from nanstop.diagnose.evidence.reading import first_bad, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
@@ -84,6 +85,7 @@ WIDE = 1e30
 BY_FAR = 1e5
 CLEARLY = 100.0
 WINDOW = 64
+_LESS_DECAY = "Go back to a checkpoint from before the growth, with a weight decay of 0.01 or 0.1."
 _RISING = 7
 """Updates of which all but one have to raise loss and gradient norm of a run that has not
 failed."""
@@ -122,18 +124,19 @@ def check(evidence: Evidence) -> Diagnosis | None:
     wide = FORMAT_MAX.get(output.dtype, 0.0) > WIDE
     loss, norm = _climbs(evidence)
     confidence = _confidence(loss, norm, wide=wide, moved=bool(weights))
-    facts, shorter = standing(evidence), passing(evidence)
+    facts, shorter, decayed = standing(evidence), passing(evidence), _decayed(evidence)
     ended = f"overflowed {output.dtype}" if output.posinf or output.neginf else "had no value"
     if confidence is None or are_refuted(evidence):
         return None
     return Diagnosis(
         code="NS404",
         title=f"training ran away until `{op_name(event.op)}` {ended}",
-        cause=_cause(loss, weights, facts),
+        cause=_cause(loss, weights, facts, decayed),
         confidence=confidence if shorter is None else "certain",
         confirmed="" if shorter is None else made_anew(shorter),
         lines=_lines(evidence, norm, weights),
-        remedies=_remedies(facts, in_update=event.phase == "optimizer"),
+        remedies=() if decayed else _remedies(facts, in_update=event.phase == "optimizer"),
+        usual_cure=_LESS_DECAY if decayed else "",
         where=event.module,
         of_updates=event.phase != "optimizer",
     )
@@ -159,6 +162,7 @@ def _while_finite(evidence: Evidence) -> Diagnosis | None:
     loss, norm = (_climb({step: each[step] for step in steps}) for each in (losses, norms))
     if loss is None or norm is None or loss.factor < BY_FAR or norm.factor < CLEARLY:
         return None
+    decayed = _decayed(evidence)
     source = update_line(evidence) or standing(evidence).optimizer_at
     return Diagnosis(
         code="NS404",
@@ -166,9 +170,11 @@ def _while_finite(evidence: Evidence) -> Diagnosis | None:
         cause=(
             f"the loss grew from {loss.first:.3g} to {loss.last:.3g} and is finite: of the last "
             f"{_RISING} updates all but one at most have raised it and the gradient norm"
+            f"{decayed and ': '}{decayed}"
         ),
         confidence="likely",
         lines=_lines(evidence, norm, ()),
+        usual_cure=_LESS_DECAY if decayed else "",
         where=standing(evidence).host,
         seen=Sighting(step=latest[0], phase="optimizer"),
     ).at(source)
@@ -292,15 +298,29 @@ def _confidence(
     return "possible" if moved or rises >= 2 or (loss.is_short and factor >= BY_FAR) else None
 
 
-def _cause(loss: Climb | None, weights: tuple[TensorStats, ...], facts: RunFacts) -> str:
+def _cause(
+    loss: Climb | None, weights: tuple[TensorStats, ...], facts: RunFacts, decayed: str
+) -> str:
     left = {stats.name for stats in facts.left_weights}
     if loss is None and any(stats.name in left for stats in weights):
         return "an earlier training in this process left weights that had grown beyond all measure"
     lr = facts.optimizer.lr if facts.optimizer is not None else None
     rate = f" at a learning rate of {lr:g}" if lr is not None else ""
+    rate = f": {decayed}" if decayed else rate
     if loss is None:
         return f"weights grew beyond all measure in the updates before it{rate}"
     return f"the loss grew from {loss.first:.3g} to {loss.highest:.3g} before it{rate}"
+
+
+def _decayed(evidence: Evidence) -> str:
+    """Return what the last look at an update saw of a decay that makes weights grow, or ""."""
+    seen = [share for _, share in series_values(evidence, DECAYED)][-1:]
+    optimizer = standing(evidence).optimizer
+    if not seen or seen[0] <= GROWS:
+        return ""
+    decay = optimizer.weight_decay if optimizer is not None else None
+    of = f" of {decay:g}" if decay else ""
+    return f"the weight decay{of} multiplies every weight by {1.0 - seen[0]:.2g} in each update"
 
 
 def _lines(

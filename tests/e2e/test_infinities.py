@@ -1,0 +1,85 @@
+"""An infinity that the program writes, and that comes to be multiplied by 0: a finite number in its
+place is proven where it makes no difference which, and nowhere else.
+"""
+
+import ast
+
+import pytest
+import torch
+
+from e2e.test_forms import investigated, shown
+from nanstop.rewrite.operations import infinity_of
+from nanstop.rewrite.source import Source
+
+
+def one_less(given):
+    """One choice of one row is not allowed."""
+    given["m"][1, 2] = False
+
+
+def entropy(v, b):
+    scores = v.masked_fill(~b["m"], float("-inf"))
+    logp = scores.log_softmax(-1)
+    return (logp.exp() * logp).sum(-1).mean()
+
+
+def reverse_kl(v, b):
+    """Finite, as its NaN are made 0, and its gradient is not."""
+    wanted = b["z"].log_softmax(-1).masked_fill(~b["m"], -torch.inf)
+    logp = v.log_softmax(-1)
+    each = torch.nan_to_num(logp.exp() * (logp - wanted), posinf=0.0)
+    return (each * b["m"]).sum(-1).mean()
+
+
+def shifted(v, b):
+    """How far scores are above the least of them, which is not allowed."""
+    scores = v.masked_fill(~b["m"], float("-inf"))
+    return (scores - scores.amin(-1, keepdim=True)).mean()
+
+
+@pytest.mark.parametrize(("loss", "code"), [(entropy, "NS204"), (reverse_kl, "NS304")])
+def test_a_number_of_which_nothing_depends_is_proven(loss, code):
+    incident, text = shown(loss, one_less)
+    (atom,) = incident.proof.minimal
+    assert (incident.diagnoses[0].code, incident.proof.verdict) == (code, "proven")
+    assert atom.remedy == "finite_fill"
+    assert incident.audit[-1].action.kind == "skip"
+    assert "the Inf is one that the program writes at test_infinities.py:" in text
+    assert '.masked_fill(~b["m"], -1e4)' in text
+
+
+def test_it_is_applied_where_it_is_allowed():
+    watch, net = investigated(entropy, one_less, allow=("finite_fill",))
+    (incident,) = watch.incidents
+    assert incident.audit[-1].action.kind == "redo"
+    assert all(p.isfinite().all() for p in net.parameters())
+
+
+def test_where_the_loss_depends_on_the_number_none_is_proven():
+    incident, text = shown(shifted, one_less)
+    assert incident.localization.filled is not None
+    assert not any(atom.remedy == "finite_fill" for atom in incident.proof.minimal)
+    assert "-1e4" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('float("-inf")', -1.0),
+        ("-float('inf')", -1.0),
+        ("float(' Infinity')", 1.0),
+        ("-math.inf", -1.0),
+        ("torch.inf", 1.0),
+        ("float('nan')", None),
+        ("float(x)", None),
+        ("-1e9", None),
+        ("other.inf", None),
+    ],
+)
+def test_how_an_infinity_is_spelled(text, value):
+    source = Source(f"import math, torch, other\ny = {text}\n")
+    node = source.tree.body[-1].value
+    assert isinstance(node, ast.expr)
+    found = infinity_of(source, node)
+    assert (found is None) == (value is None)
+    assert found is None or found == value * float("inf")

@@ -201,6 +201,7 @@ def test_policy():
         "optimizer_eps",
         "optimizer_swap",
         "unscale",
+        "weight_decay",
     ]
 
 

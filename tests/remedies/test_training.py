@@ -65,6 +65,19 @@ def test_a_loss_scale_is_taken_off_the_gradients_of_the_step_alone():
     assert torch.equal(view.root.weight, before - gradient / 4 - gradient)
 
 
+def test_a_weight_decay_is_at_most_the_value_during_the_step_only():
+    view = problem(optimizer=torch.optim.SGD, lr=1.0, weight_decay=3.0)
+    before, gradient = view.root.weight.detach().clone(), view.root.weight.grad.clone()
+    with applied(view, [atom("weight_decay", "0")]):
+        view.optimizer.step()
+    assert torch.equal(view.root.weight, before - gradient)
+    assert view.optimizer.param_groups[0]["weight_decay"] == 3.0
+    view.optimizer.param_groups[0]["weight_decay"] = 0.0
+    with applied(view, [atom("weight_decay", "0.5")]):
+        view.optimizer.step()
+    assert torch.equal(view.root.weight, before - gradient - gradient)
+
+
 def test_clip():
     view = problem(optimizer=torch.optim.SGD, lr=1.0)
     norm = float(view.root.weight.grad.norm())

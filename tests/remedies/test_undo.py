@@ -172,7 +172,16 @@ def test_a_wrong_atom_leaves_nothing_applied(atom, message):
 
 
 @pytest.mark.parametrize(
-    "remedy", ["clip", "lr", "unscale", "optimizer_eps", "fp32_optimizer_state", "loss_scale"]
+    "remedy",
+    [
+        "clip",
+        "lr",
+        "unscale",
+        "weight_decay",
+        "optimizer_eps",
+        "fp32_optimizer_state",
+        "loss_scale",
+    ],
 )
 def test_what_is_missing_is_said(remedy):
     view = View(HALF_VIEW.root)

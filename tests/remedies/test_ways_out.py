@@ -35,6 +35,7 @@ REMEDIES = {
     "fp32_line": Atom(remedy="fp32_line", target=f"{__file__}:1", value="float32"),
     "outer_autocast": Atom(remedy="outer_autocast", value="float16"),
     "loss_scale": Atom(remedy="loss_scale", value="0.5"),
+    "weight_decay": Atom(remedy="weight_decay", value="0"),
     "unscale": Atom(remedy="unscale", value="8"),
     "clip": Atom(remedy="clip", value="1.0"),
     "lr": Atom(remedy="lr", value="0.5"),

@@ -76,6 +76,8 @@ CHANGED = [
         "torch.optim.Adam(p, eps=0.0)",
         "torch.optim.Adam(p, eps=1e-08)",
     ),
+    ("weight_decay", "0.01", "Decay(p, weight_decay=10.0)", "Decay(p, weight_decay=0.01)"),
+    ("weight_decay", "0.01", "Arguments(weight_decay=9)", "Arguments(weight_decay=0.01)"),
     ("optimizer_eps", "1e-08", "SFTConfig()", "SFTConfig(adam_epsilon=1e-08)"),
     ("optimizer_swap", "adamw", "SFTConfig(optim='lion')", 'SFTConfig(optim="adamw_torch")'),
     (

@@ -322,9 +322,8 @@ class WindowEnds:
 
     def _agreed(self, step: HostStep, alarm: Alarm | None, *, mine: bool) -> Alarm | None:
         """Return what is wrong with a window where other ranks have the same gradients, or parts of
-        them: what one of them raises is raised by all.
-
-        They are asked where one has met a failure. ``mine``: whether this one has.
+        them: what one of them raises is raised by all. They are asked where one has met a failure,
+        ``mine`` where this one has.
         """
         replicas, self._together = step.replicas, ONE_RANK
         if not replicas.failed(mine=mine):

@@ -95,6 +95,7 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
             ),
             RemedyInfo("clip", "changes_training", "clip the gradient norm at {value}"),
             RemedyInfo("lr", "changes_training", "multiply the learning rate by {value}"),
+            RemedyInfo("weight_decay", "changes_training", "set the weight decay to {value}"),
             RemedyInfo("optimizer_eps", "changes_training", "set the optimizer's eps to {value}"),
             RemedyInfo("fp32_optimizer_state", "safe", "keep the optimizer's state in float32"),
             RemedyInfo(

@@ -58,6 +58,7 @@ TABLE: Mapping[str, Remedy] = MappingProxyType(
             Remedy("unscale", training.unscale, "window"),
             Remedy("clip", training.clip, "window"),
             Remedy("lr", training.lr, "window"),
+            Remedy("weight_decay", training.weight_decay, "window"),
             Remedy("optimizer_eps", training.optimizer_eps, "window"),
             Remedy("fp32_optimizer_state", training.fp32_optimizer_state, "window"),
             Remedy("optimizer_swap", training.optimizer_swap, "window"),

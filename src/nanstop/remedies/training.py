@@ -97,6 +97,21 @@ def lr(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
     )
 
 
+def weight_decay(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
+    """Set the weight decay of each group to the value during the optimizer's step, where it is
+    more.
+
+    Errors: ``NanstopError`` where the optimizer has none.
+    """
+    decay = _number(atom) if atom.value != "0" else 0.0
+    optimizer = _optimizer(view, atom)
+    if not all("weight_decay" in group for group in optimizer.param_groups):
+        raise NanstopError(f"{atom}: this optimizer has no weight decay")
+    return _around_step(
+        optimizer, lambda: _group_values(optimizer, "weight_decay", lambda now: min(now, decay))
+    )
+
+
 def optimizer_eps(view: ModelView, atom: Atom) -> AbstractContextManager[None]:
     """Set eps of each group to the value during the optimizer's step.
 

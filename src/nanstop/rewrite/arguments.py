@@ -19,7 +19,9 @@ _CONFIGS = frozenset(
 )
 _OPTIMIZERS = frozenset({"SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop"})
 _OPTIMIZERS |= {"Adafactor", "Lion", "AdamW8bit", "Adam8bit", "PagedAdamW8bit", "Adadelta"}
-_OF_OPTIMIZER = {"learning_rate": "lr", "adam_epsilon": "eps"}
+_NUMBERS = {"clip": "max_grad_norm", "optimizer_eps": "adam_epsilon"}
+_NUMBERS |= {"weight_decay": "weight_decay"}
+_OF_OPTIMIZER = {"learning_rate": "lr", "adam_epsilon": "eps", "weight_decay": "weight_decay"}
 _NOT_MODELS = ("Tokenizer", "Processor", "Config", "FeatureExtractor")
 _FORMAT = ("dtype", "torch_dtype")
 _HALF = ("float16", "half")
@@ -33,10 +35,8 @@ def settings_of(atom: Atom, facts: RunFacts) -> Settings:
     """
     if atom.remedy == "bf16":
         return {"fp16": False, "bf16": True}
-    if atom.remedy == "clip":
-        return {"max_grad_norm": float(atom.value)}
-    if atom.remedy == "optimizer_eps":
-        return {"adam_epsilon": float(atom.value)}
+    if atom.remedy in _NUMBERS:
+        return {_NUMBERS[atom.remedy]: float(atom.value)}
     if atom.remedy == "optimizer_swap":
         return {"optim": "adamw_torch"}
     if atom.remedy == "attention":
@@ -288,6 +288,7 @@ _BY_REMEDY: Mapping[str, Callable[[Source, Atom, RunFacts], list[Edit]]] = {
     "unscale": _unscale,
     "lr": _set,
     "optimizer_eps": _set,
+    "weight_decay": _set,
     "optimizer_swap": _optimizer_swap,
     "attention": _attention,
     "fp32_trainables": _fp32_trainables,

@@ -137,6 +137,7 @@ _OTHERS: Mapping[str, str] = {
     "clip": "before `optimizer.step()`: "
     "`torch.nn.utils.clip_grad_norm_(model.parameters(), {value})`",
     "lr": "multiply the learning rate by {value}",
+    "weight_decay": "give the optimizer `weight_decay={value}`",
     "optimizer_eps": "give the optimizer `eps={value}`",
     "optimizer_swap": "train with `torch.optim.AdamW` on float32 weights",
     "attention": 'load the model with `attn_implementation="{value}"`',

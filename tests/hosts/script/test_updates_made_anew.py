@@ -102,6 +102,21 @@ def test_a_factor_that_updates_do_not_depend_on_is_not_blamed(tmp_path):
     assert report.proof.minimal[0].remedy == "lr"
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "cure", "decays"),
+    [
+        ("AdamW(net.parameters(), lr=0.02, weight_decay=200.0)", ("weight_decay", "0.01"), True),
+        ("AdamW(net.parameters(), lr=5e4)", ("lr", "1e-06"), False),
+    ],
+)
+def test_whether_the_rate_or_the_decay_ran_away_is_tried(tmp_path, optimizer, cure, decays):
+    """Both multiply each weight by less than -1 in every update."""
+    _, (report, *_) = reported(tmp_path, script(optimizer, steps=30 if decays else 4))
+    assert report.diagnoses[0].code == "NS404"
+    assert [(atom.remedy, atom.value) for atom in report.proof.minimal] == [cure]
+    assert ("weight decay" in report.diagnoses[0].cause) is decays
+
+
 def test_what_shorter_updates_lead_to_as_well_is_no_divergence(tmp_path):
     _, (report, *_) = reported(
         tmp_path, script("SGD(net.parameters(), lr=1e-30)", x="x * 1000.0 ** (step + 1)")

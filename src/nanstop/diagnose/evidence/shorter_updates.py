@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nanstop.records import Atom, Evidence, RunFacts, Trial
 
-_SHORTER = ("unscale", "lr", "clip")
+_SHORTER = ("unscale", "lr", "weight_decay", "clip")
 
 
 def _trials(evidence: Evidence) -> tuple[Trial, ...]:

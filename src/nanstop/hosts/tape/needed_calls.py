@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from nanstop.hosts.tape.tape_calls import Constant, Left, Number, Slot, TapedCall
+from nanstop.hosts.tape.numbers import Number
+from nanstop.hosts.tape.tape_calls import Constant, Left, Slot, TapedCall
 from nanstop.numerics.tensors import has_bad
 
 

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from nanstop.hosts.tape.tape_calls import Constant, EarlierGraph, Number, Slot, TapedCall
+from nanstop.hosts.tape.numbers import Number
+from nanstop.hosts.tape.tape_calls import Constant, EarlierGraph, Slot, TapedCall
 from nanstop.hosts.tape.taped_micro import TapedMicro
 
 LEAST_ROWS = 4

@@ -19,10 +19,10 @@ from torch import Tensor
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.hosts.tape.left_behind import LeftBehind
 from nanstop.hosts.tape.needed_calls import calls_for
+from nanstop.hosts.tape.numbers import Numbers
 from nanstop.hosts.tape.tape_calls import (
     HISTORY,
     Constant,
-    Number,
     Slot,
     TapedCall,
     keep_values,
@@ -38,12 +38,11 @@ from nanstop.hosts.tape.tape_functions import (
 )
 from nanstop.hosts.tape.tensors import autocast_state
 from nanstop.hosts.tape.unrepeated import Unrepeated
-from nanstop.measure.followed import Line
 from nanstop.numerics.tensors import by_torch_alone, is_in_place, tensors, version
 from nanstop.replay.function_modes import OwnMode, is_crowded, is_on, put_on, take_off
 from nanstop.replay.rng import RngState
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.places import user_frame, user_line
+from nanstop.tracing.places import user_frame
 
 __tracebackhide__ = passes_through
 
@@ -68,14 +67,14 @@ class Tape(OwnMode):
     Ops on small tensors from outside are recorded as well, unless they write or draw: the mean of a
     batch's rewards is part of the loss. What they make before the first model call is taken as it
     is, and made again only where it is not finite. ``num_ops``: how many ops on the model's results
-    it recorded. ``num_outer``: how many others, and whatever it saw before a model call but for
-    the ``num_passed`` times that a gradient was read or set.
-    ``takes_outer``: whether it records those at all. ``on_error`` is told what such an op raises,
-    ``on_number`` of a number that the script reads before the first model call and that is not
-    finite, ``on_write`` of a tensor that is about to be written in place.
-    ``looked_at``: the last scalar whose value, or whether it is finite, the script asked for.
-    ``losses``: slots of what is to be replayed. ``refused``: see ``ends_refused``. ``is_on``: the
-    stack of function modes. ``problem``: why it records nothing any more.
+    it recorded. ``num_outer``: how many others, and whatever it saw before a model call but for the
+    ``num_passed`` times that a gradient was read or set. ``takes_outer``: whether it records those
+    at all. ``on_error`` is told what such an op raises, ``on_number`` of a number that the script
+    reads before the first model call and that is not finite, ``on_write`` of a tensor that is about
+    to be written in place. ``looked_at``: the last scalar whose value, or whether it is finite, the
+    script asked for. ``losses``: slots of what is to be replayed. ``refused``: see
+    ``ends_refused``. ``is_on``: the stack of function modes. ``problem``: why it records nothing
+    any more.
     """
 
     def __init__(self, device: str, on_error: Callable[[Exception], None]) -> None:
@@ -97,8 +96,7 @@ class Tape(OwnMode):
         self._slots: dict[int, tuple[weakref.ref[Tensor], Slot]] = {}
         self._count = 0
         self._first_of_model: int | None = None
-        self._numbers: dict[int, Number] = {}
-        """Those that the script has read of results, by the id of the object, which they hold."""
+        self._numbers = Numbers()
         self._num_held_bytes = 0
         self._held: set[int] = set()
         self._given: set[int] = set()
@@ -138,8 +136,7 @@ class Tape(OwnMode):
         if func in LOOKS and not call.outer:
             self._looked(operands[0])
             slot = operands[0][2]
-            if slot is not None:
-                self._hands_on(result, slot.index, call.line)
+            self._numbers.read(result, slot and slot.index, call.line)
         useless = not (call.count or call.writes or call.foreign)
         if useless and self.calls and self.calls[-1] is call:
             self.calls.pop()
@@ -180,11 +177,7 @@ class Tape(OwnMode):
         number = func(*args, **kwargs)
         if isinstance(number, float) and not math.isfinite(number):
             self.on_number(number)
-        with by_torch_alone():
-            slot = self.slot(args[0])
-            if slot is not None and args[0].requires_grad:
-                self._hands_on(number, slot, user_line())
-        return number
+        return self._numbers.read_of(args[0], number, self.slot)
 
     def call(
         self,
@@ -257,11 +250,6 @@ class Tape(OwnMode):
         with by_torch_alone():
             if operand[0].dim() == 0:
                 self.looked_at = operand[2], operand[0].detach()
-
-    def _hands_on(self, number: Any, slot: int, line: Line) -> None:
-        """Know a number that was read of a result again where the script hands it on."""
-        if type(number) is float:
-            self._numbers[id(number)] = Number(number, slot, line)
 
     def _give_up(self, error: Exception) -> None:
         self.problem = f"a call cannot be recorded ({type(error).__name__}: {error})"
@@ -371,8 +359,7 @@ class Tape(OwnMode):
             return Constant(value, operands[-1][1], origin, value in self.unrepeated)
         kind = type(value)
         if kind in PLAIN:
-            number = self._numbers.get(id(value)) if kind is float else None
-            return number if number is not None and number.value is value else value
+            return self._numbers.of(value)
         if kind is tuple or kind is list:
             return kind([self._note(entry, operands) for entry in value])
         if kind is dict:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.errors import NanstopError
+from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tensors import Autocast, in_autocast
 from nanstop.numerics.tensors import has_bad, tensors, version
 from nanstop.own_code import is_wrapper
@@ -63,17 +64,6 @@ class Constant:
         device where that may be.
         """
         return self.unrepeated and has_bad(self.tensor)
-
-
-@dataclass(slots=True, eq=False)
-class Number:
-    """A Python number that the script has read of a result, at ``line``, and hands on: the very
-    object. ``slot``: of that result.
-    """
-
-    value: float
-    slot: int
-    line: tuple[CodeType, int] | None
 
 
 class EarlierGraph:

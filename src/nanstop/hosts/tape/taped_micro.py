@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.hosts.tape.given_weights import WEIGHTS
+from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tape import Tape
 from nanstop.hosts.tape.tape_calls import (
     Constant,
     Left,
-    Number,
     Slot,
     TapedCall,
     leaves,

@@ -85,6 +85,9 @@ WIDE = 1e30
 BY_FAR = 1e5
 CLEARLY = 100.0
 WINDOW = 64
+DECAY = "weight_decay"
+"""The remedy."""
+USUAL_DECAY = 0.01
 _LESS_DECAY = "Go back to a checkpoint from before the growth, with a weight decay of 0.01 or 0.1."
 _RISING = 7
 """Updates of which all but one have to raise loss and gradient norm of a run that has not
@@ -125,6 +128,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     loss, norm = _climbs(evidence)
     confidence = _confidence(loss, norm, wide=wide, moved=bool(weights))
     facts, shorter, decayed = standing(evidence), passing(evidence), _decayed(evidence)
+    if shorter is not None and shorter.atoms[0].remedy != DECAY:
+        decayed = ""
     ended = f"overflowed {output.dtype}" if output.posinf or output.neginf else "had no value"
     if confidence is None or are_refuted(evidence):
         return None
@@ -135,7 +140,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confidence=confidence if shorter is None else "certain",
         confirmed="" if shorter is None else made_anew(shorter),
         lines=_lines(evidence, norm, weights),
-        remedies=() if decayed else _remedies(facts, in_update=event.phase == "optimizer"),
+        remedies=_remedies(facts, decayed, in_update=event.phase == "optimizer"),
         usual_cure=_LESS_DECAY if decayed else "",
         where=event.module,
         of_updates=event.phase != "optimizer",
@@ -336,16 +341,21 @@ def _lines(
     return tuple(lines)
 
 
-def _remedies(facts: RunFacts, *, in_update: bool) -> Candidates:
+def _remedies(facts: RunFacts, decayed: str, *, in_update: bool) -> Candidates:
     """Return what bounds an update that fails, or what makes those shorter that led to a failure:
     weights that are too large have no cure in a step.
     """
+    if decayed and in_update:
+        return ()
     clipping: Candidates = ((Atom(remedy="clip", value="1"),),) if not facts.clip else ()
     shorter: Candidates = ((Atom(remedy="lr", value="0.1"),),)
     if in_update:
         return (*clipping, *shorter)
     scale = without_scale(facts)
-    return (*(((scale,),) if scale is not None else ()), *shorter, *clipping)
+    usual = facts.optimizer is None or (facts.optimizer.weight_decay or 0.0) > USUAL_DECAY
+    decay = Atom(remedy=DECAY, value=f"{USUAL_DECAY:g}" if usual else "0")
+    first = ((decay,) if decayed else (), (scale,) if scale is not None else ())
+    return (*filter(None, first), *shorter, *clipping)
 
 
 RULE = Rule(

@@ -187,9 +187,8 @@ def _predicts_tokens(view: ModelView) -> bool:
     """
     names = view.head(), view.embedding()
     held = [getattr(view.root.get_submodule(name), "weight", None) for name in names if name]
-    return len(held) == len(names) and all(
-        isinstance(one, Tensor) and one.shape[0] == held[-1].shape[0] for one in held
-    )
+    sizes = {one.shape[0] for one in held if isinstance(one, Tensor)}
+    return len(held) == len(names) and None not in held and len(sizes) == 1
 
 
 def _labels(batch: Batch) -> list[Tensor]:

@@ -164,7 +164,7 @@ def _in_finite(draft: Draft, number: str) -> bool:
     for root in expressions_of(draft.statement):
         for node in ast.walk(root):
             value = infinity_of(draft.source, node)
-            if value is None or id(node) in taken:
+            if value is None or not isinstance(node, ast.expr) or id(node) in taken:
                 continue
             taken.update(id(one) for one in ast.walk(node))
             text = number if value > 0.0 else f"-{number}"

@@ -183,8 +183,9 @@ def infinity_of(source: Source, node: ast.AST) -> float | None:
         sign, node = -1.0, node.operand
     if isinstance(node, ast.Attribute | ast.Name):
         return sign * math.inf if source.qualified(node) in _INFINITIES else None
-    is_float = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    if not is_float or node.func.id != "float" or len(node.args) != 1:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return None
+    if node.func.id != "float" or len(node.args) != 1:
         return None
     given = node.args[0]
     if not isinstance(given, ast.Constant) or not isinstance(given.value, str):

@@ -90,7 +90,8 @@ def _counters(loops: Sequence[ast.stmt]) -> frozenset[str]:
     found: set[str] = set()
     for loop in loops:
         called = loop.iter if isinstance(loop, ast.For) else None
-        kind = called.func.id if _calls_name(called) else ""
+        function = called.func if isinstance(called, ast.Call) else None
+        kind = function.id if isinstance(function, ast.Name) else ""
         target = loop.target if isinstance(loop, ast.For) else None
         if kind == "enumerate" and isinstance(target, ast.Tuple):
             target = target.elts[0]

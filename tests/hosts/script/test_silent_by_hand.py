@@ -131,6 +131,18 @@ UNSCALED = """
 for p in net.parameters():
     p.grad /= 1024
 """
+SLOW = """
+slow = [p.detach().clone() for p in net.parameters()]
+opt = torch.optim.SGD(net.parameters(), lr=0.05)
+"""
+AVERAGED = """
+with torch.no_grad():
+    for mean, p in zip(slow, net.parameters()):
+        mean.lerp_(p, 1e-4)
+    for mean, p in zip(slow, net.parameters()):
+        p.copy_(mean)  # here
+"""
+WRITTEN = "    for mean, p in zip(slow, net.parameters()):\n        p.c"
 LAST_BY_HAND = """
 with torch.no_grad():
     for p in net[4].parameters():
@@ -144,6 +156,18 @@ FAULTS = {
     ),
     "a scale, divided by a window": (
         "NS112", loop(SCALED.format(backward="(loss * 1024.0 / 2).backward()")),
+    ),
+    "a scale that is held": (
+        "NS112", loop(SCALED.format(backward="scaled = loss * 4096\nscaled.backward()")),
+    ),
+    "a slow average copied over the weights": ("NS307", loop(TRAINED + AVERAGED, before=SLOW)),
+    "a warm-up of a table": (
+        "NS113",
+        loop(
+            RATES.format(rate="float(table[min(step + 1, len(table) - 1)])"),
+            before="import numpy\ntable = numpy.linspace(0.0, 0.1, 300_000)\n"
+            "opt = torch.optim.SGD(net.parameters(), lr=0.1)",
+        ),
     ),
     "a last layer that is left out": (
         "NS114", loop(TRAINED, before=PARTLY.format(parameters="net[:4].parameters()")),
@@ -181,6 +205,20 @@ FAULTS = {
 }  # fmt: skip
 
 HEALTHY = {
+    "a temperature": loop(
+        SCALED.format(backward="soft = loss * 16\nsoft.backward()")
+    ),
+    "a slow average beside the weights": loop(
+        TRAINED + AVERAGED.partition(WRITTEN)[0],
+        before=SLOW,
+    ),
+    "a slow average that is half way": loop(
+        TRAINED + AVERAGED.replace("1e-4", "0.5"), before=SLOW
+    ),
+    "some rows of which the rest was copied under its own name": loop(
+        TRAINED,
+        before=COPIED.format(renamed=RENAMED) + "net[4].weight.data.copy_(saved['fc.weight'])",
+    ),
     "a sum over rows": loop(SCALED.format(backward="(loss * 12).backward()")),
     "a sum over more rows": loop(
         SCALED.format(backward="(loss * 8).backward()").replace("net(x), y", "net(x[:8]), y[:8]")

@@ -94,12 +94,13 @@ def copied_by_hand(root: nn.Module) -> LoadFacts | None:
                 continue
             if not all(_are_equal(own[key], held[key]) for key in alike):
                 continue
-            names = SimpleNamespace(
-                missing_keys=[key for key in own if key not in held],
-                unexpected_keys=[key for key in held if key not in own],
-            )
+            spare = [key for key in held if key not in own]
+            missing = [key for key in own if key not in held]
+            names = SimpleNamespace(missing_keys=missing, unexpected_keys=spare)
             found = unmatched(root, held, names)
-            if found is not None:
+            # What has the values of one of them was given it under its own name.
+            was_given = any(_are_equal(own[m], held[key]) for m in missing for key in spare)
+            if found is not None and not was_given:
                 read = elements_read_at(frame, name)
                 return replace(found, at=read[-1] if read else None)
     return None

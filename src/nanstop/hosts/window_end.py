@@ -321,9 +321,8 @@ class WindowEnds:
             series.add("scale", step.id.step, scale)
 
     def _agreed(self, step: HostStep, alarm: Alarm | None, *, mine: bool) -> Alarm | None:
-        """Return what is wrong with a window where other ranks have the same gradients, or parts of
-        them: what one of them raises is raised by all. They are asked where one has met a failure,
-        ``mine`` where this one has.
+        """Return what is wrong with a window whose gradients, or parts of them, other ranks have:
+        what one of them raises is raised by all. ``mine``: whether this one has met a failure.
         """
         replicas, self._together = step.replicas, ONE_RANK
         if not replicas.failed(mine=mine):

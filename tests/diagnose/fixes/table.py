@@ -1,0 +1,30 @@
+"""Every fix of every page: how it is shown to cure."""
+
+import re
+from itertools import chain
+
+from diagnose.fixes import (
+    data_and_runtime,
+    forward,
+    gradients,
+    objectives,
+    setup_formats,
+    setup_training,
+)
+from nanstop.diagnose.catalogue import CATALOGUE
+
+FAMILIES = (
+    *(forward, gradients, setup_formats, setup_training, objectives, data_and_runtime),
+)
+
+PROOFS = {key: each for family in FAMILIES for key, each in family.FIXES.proofs.items()}
+WORDS = {key: each for family in FAMILIES for key, each in family.FIXES.words.items()}
+COSTS = list(chain.from_iterable(family.FIXES.costs for family in FAMILIES))
+
+
+def numbered():
+    """(code, number) of each fix that a page has."""
+    for rule in CATALOGUE:
+        fixes = rule.page.partition("## Fix\n")[2].partition("## Fix safety")[0]
+        for number in re.findall(r"^(\d+)\. ", fixes, re.MULTILINE):
+            yield rule.code, int(number)

@@ -8,15 +8,16 @@ from torch import nn
 from torch.nn import functional as F
 
 import tiny
-from diagnose.fixes.forward import LARGE, ratio
+from diagnose.fixes.forward import LARGE
 from diagnose.fixes.kinds import HEALTHY, Fixes, backpropagated, close, sound
 from diagnose.fixes.setup_formats import IDS, loss_of
+from diagnose.fixes.values import ratio
 
 FIXES = Fixes()
 LABELS = torch.tensor([0, 1])
 
 
-# NS118: an objective that is fed with the wrong thing
+# NS118 - an objective that is fed with the wrong thing
 FIXES.twin("NS118", 1)
 
 
@@ -130,7 +131,7 @@ def padded_with_the_end(fixed):
 FIXES.plant("NS118", 7)(padded_with_the_end)
 
 
-# NS701: rewards that teach nothing
+# NS701 - rewards that teach nothing
 FIXES.say("NS701", 1, "a look at what a function returns")
 FIXES.twin("NS701", 2)
 
@@ -176,7 +177,7 @@ def prompts_that_are_solved_sometimes(fixed):
     return sum(silent_share(8, chance) for chance in chances) / len(chances) < 0.1
 
 
-# NS702: ratios
+# NS702 - ratios
 @FIXES.plant("NS702", 1)
 def a_clamped_log_ratio(fixed):
     """A token 200 nats off beside healthy ones, and padding that is masked before or behind."""
@@ -196,7 +197,7 @@ def a_clamped_log_ratio(fixed):
 
 @FIXES.cost("NS702", 1)
 def what_a_token_at_the_bound_weighs():
-    weights = [backpropagated(lambda x: ratio(x, b), torch.tensor([b])) for b in (5.0, 20.0)]
+    weights = [backpropagated(ratio, torch.tensor([bound])) for bound in (5.0, 20.0)]
     (low, slope), (high, steep) = weights
     return round(low.item()) == round(slope.item()) == 148 and 4.8e8 < high < 4.9e8 < 2 * steep
 
@@ -244,7 +245,7 @@ def a_larger_beta(fixed):
     return abs(drift(40, beta=2.0 if fixed else 0.0, lr=0.1)[0]) < 0.5
 
 
-# NS703: two sides that differ
+# NS703 - two sides that differ
 FIXES.twin("NS703", 1)
 
 
@@ -311,7 +312,7 @@ def a_cap_that_binds_is_a_bias():
     return (sampler * (policy / sampler).clamp(max=2.0)).sum() < 1
 
 
-# NS704: rewards that are not finite
+# NS704 - rewards that are not finite
 FIXES.twin("NS704", 1)
 
 
@@ -361,7 +362,7 @@ def none_and_another_function(fixed):
     return sound(policy_gradient(rewards)) and close(rewards, torch.tensor([0.5, 0.25, 1.0]))
 
 
-# NS801, NS802: logs
+# NS801, NS802 - logs
 FIXES.say("NS801", 1, "reading the report")
 FIXES.say("NS801", 3, "the finding beside it, whose fixes are planted")
 FIXES.say("NS802", 1, "nothing is to be done")

@@ -1,7 +1,6 @@
 """The fixes of NS000 and NS101 to NS110: formats, and what was loaded."""
 
 import tempfile
-import warnings
 from pathlib import Path
 
 import torch
@@ -45,7 +44,7 @@ def saved(model, folder):
     return folder
 
 
-# NS101: a format too narrow for the model
+# NS101 - a format too narrow for the model
 FIXES.remedy("NS101", 1, "bf16", fault="NS201")
 FIXES.remedy("NS101", 2, "island", "mlp", "float32", fault="NS201")
 
@@ -85,7 +84,7 @@ def a_norm_in_the_residual_branch(fixed):
     return depth(torch.float16, True) == 200
 
 
-# NS102: half trainables
+# NS102 - half trainables
 FIXES.remedy("NS102", 1, "fp32_trainables", fault="NS402")
 
 
@@ -101,11 +100,13 @@ def loaded_in_float32(fixed):
     options = {"max_steps": 1, "learning_rate": 1e-6, "bf16": True, "save_strategy": "no"}
     arguments = TrainingArguments(**tiny.training_args("out", **options))
     Trainer(model, arguments, train_dataset=tiny.TokenRows(8)).train()
-    moved = [(p != before[name]).float().mean() for name, p in model.named_parameters() if p.dim() > 1]
+    moved = [
+        (p != before[name]).float().mean() for name, p in model.named_parameters() if p.dim() > 1
+    ]
     return sound(*model.parameters()) and min(moved[1:]) > 0.9  # rows of other tokens rest
 
 
-# NS103: rows that were never trained
+# NS103 - rows that were never trained
 FIXES.remedy("NS103", 1, "init_rows", "embed.weight", "mean")
 FIXES.remedy("NS103", 2, "init_rows", "embed.weight", "normal")
 
@@ -140,7 +141,7 @@ def the_rows_or_the_whole_table():
     return rows == 32 and trained(modules_to_save=["embed_tokens"]) - trained() == 64 * 32
 
 
-# NS104: formats that a machine does not have
+# NS104 - formats that a machine does not have
 FIXES.say("NS104", 1, "another GPU")
 FIXES.twin("NS104", 2)
 
@@ -168,7 +169,7 @@ def a_cpu_carries_out_bfloat16(fixed):
     return sound(*model.parameters())
 
 
-# NS105: weights of nobody
+# NS105 - weights of nobody
 FIXES.twin("NS105", 1)
 
 
@@ -179,7 +180,7 @@ def the_head_is_saved_beside_the_adapter(fixed):
     with tempfile.TemporaryDirectory() as folder:
         options = {"modules_to_save": ["score"]} if fixed else {}
         model = lora(classifier(), **options)
-        head = [m for n, m in model.named_modules() if n.endswith("score")][0]
+        head = next(m for n, m in model.named_modules() if n.endswith("score"))
         with torch.no_grad():
             for parameter in head.parameters():
                 parameter.fill_(0.5)
@@ -209,20 +210,22 @@ def as_many_layers_as_the_files_hold(fixed):
 
 @FIXES.plant("NS105", 3)
 def tied_as_the_files_are(fixed):
-    return not lacking({"tie_word_embeddings": True}, None if fixed else {"tie_word_embeddings": False})
+    return not lacking(
+        {"tie_word_embeddings": True}, None if fixed else {"tie_word_embeddings": False}
+    )
 
 
 FIXES.say("NS105", 4, "finding out why, with NS114, whose fixes are planted")
 
 
-# NS106: a checkpoint that holds NaN
-def merged(format, *, safe=False):
+# NS106 - a checkpoint that holds NaN
+def merged(dtype, *, safe=False):
     model = lora(tiny.llama(), lora_alpha=2)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_" in name:
                 parameter.fill_(300.0)
-    return model.to(format).merge_and_unload(safe_merge=safe)
+    return model.to(dtype).merge_and_unload(safe_merge=safe)
 
 
 @FIXES.plant("NS106", 2)
@@ -244,7 +247,7 @@ def a_safe_merge_raises(fixed):
 FIXES.say("NS106", 3, "a download")
 
 
-# NS107: packed weights
+# NS107 - packed weights
 FIXES.twin("NS107", 1)
 
 
@@ -291,7 +294,7 @@ FIXES.say("NS108", 1, "another version of a library; each row cites its own")
 FIXES.say("NS108", 2, "a kernel of a GPU; each row says which")
 
 
-# NS109: a head that does not fit the task
+# NS109 - a head that does not fit the task
 FIXES.twin("NS109", 1)
 
 
@@ -330,21 +333,30 @@ def the_class_of_the_task(fixed):
     return not info["missing_keys"] and sound(*model.parameters())
 
 
-# NS110: an eps that is 0
+# NS110 - an eps that is 0
 FIXES.remedy("NS110", 1, "fp32_trainables")
 
 
-@FIXES.plant("NS110", 2)
-def state_in_32_bits(fixed):
-    """100 steps at gradients of 1e-4 in blocks that hold one of 1."""
+def moved_under_8_bits(**options):
+    """100 steps of AdamW8bit at a rate of 1e-3 and gradients of 1e-4, in blocks that hold one of 1."""
     import bitsandbytes as bnb
 
     weight = nn.Parameter(torch.zeros(8192))
-    options = {"min_8bit_size": 10_000} if fixed else {}
     optimizer = bnb.optim.AdamW8bit([weight], lr=1e-3, weight_decay=0.0, **options)
     gradient = torch.full((8192,), 1e-4)
     gradient[::256] = 1.0
     for _ in range(100):
         weight.grad = gradient.clone()
         optimizer.step()
-    return close(weight, torch.full((8192,), -0.1))
+    return weight.detach()
+
+
+@FIXES.plant("NS110", 2)
+def state_in_32_bits(fixed):
+    moved = moved_under_8_bits(**({"min_8bit_size": 10_000} if fixed else {}))
+    return close(moved, torch.full((8192,), -0.1))
+
+
+@FIXES.cost("NS110", 0)
+def eight_bits_make_small_updates_shorter():
+    return 30 < 0.1 / -moved_under_8_bits()[1].item() < 40

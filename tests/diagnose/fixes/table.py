@@ -4,17 +4,22 @@ import re
 from itertools import chain
 
 from diagnose.fixes import (
-    data_and_runtime,
+    data,
     forward,
     gradients,
     objectives,
+    runtime,
+    setup_course,
     setup_formats,
     setup_training,
+    values,
+    weights,
 )
 from nanstop.diagnose.catalogue import CATALOGUE
 
 FAMILIES = (
-    *(forward, gradients, setup_formats, setup_training, objectives, data_and_runtime),
+    *(setup_formats, setup_training, setup_course, forward, values, gradients, weights, data),
+    *(runtime, objectives),
 )
 
 PROOFS = {key: each for family in FAMILIES for key, each in family.FIXES.proofs.items()}

@@ -1,4 +1,5 @@
-"""How a numbered fix of a page is shown to cure: by a plant, a twin, a remedy; or words, and why.
+"""How a numbered fix of a page is shown to cure: by a plant, a twin or a remedy, run here;
+by a test elsewhere of what nanstop does; or it is words, and why.
 
 Every fix has one of the kinds, or several of the first three.
 """
@@ -114,13 +115,12 @@ class Remedied:
         with self._under() as specimen:
             signed = ZOO[self.code].sign(specimen)
         with self._under() as specimen:
-            loss = specimen.loss_fn(specimen.batches[0]).detach()
             if specimen.scaler is not None:
                 self._settle(specimen)
             run = run_plain(specimen)
             after = [p.detach().clone() for p in specimen.model.parameters()]
         gradient = run.healthy and run.num_nonzero_gradients > 0
-        return gradient and not signed and sound(loss, *after)
+        return gradient and not signed and sound(torch.tensor(run.losses[0]), *after)
 
     @contextmanager
     def _under(self) -> Iterator[Specimen]:
@@ -147,6 +147,13 @@ class Remedied:
 
 
 @dataclass(frozen=True)
+class Tested:
+    """What nanstop itself does, as a test elsewhere shows: ``tests/FILE::FUNCTION``."""
+
+    test: str
+
+
+@dataclass(frozen=True)
 class Words:
     """Nothing can be planted for it. ``why``: in a few words."""
 
@@ -162,6 +169,7 @@ class Fixes:
     """What is known of the fixes of some pages, by (code, number)."""
 
     proofs: dict[tuple[str, int], list[Proof]] = field(default_factory=dict)
+    tested: dict[tuple[str, int], Tested] = field(default_factory=dict)
     words: dict[tuple[str, int], Words] = field(default_factory=dict)
     costs: list[tuple[str, int, Cost]] = field(default_factory=list)
 
@@ -191,6 +199,9 @@ class Fixes:
     ) -> None:
         atoms = (Atom(remedy=remedy, target=target, value=value),)
         self._add(code, number, Remedied(remedy, fault or code, atoms))
+
+    def test(self, code: str, number: int, test: str) -> None:
+        self.tested[code, number] = Tested(test)
 
     def say(self, code: str, number: int, why: str) -> None:
         assert (code, number) not in self.words

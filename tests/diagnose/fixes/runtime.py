@@ -24,9 +24,13 @@ FIXES = Fixes()
 
 
 # NS601 to NS603 - processes, kernels, chance
-FIXES.say("NS601", 1, "nanstop's own recording; tests/process reads it")
+FIXES.test("NS601", 1, "e2e/test_supervised.py::test_the_run_after_a_death_names_the_operation")
 FIXES.say("NS601", 2, "another version of a library")
-FIXES.say("NS601", 3, "a command; tests/commands runs it on scripts")
+FIXES.test(
+    "NS601",
+    3,
+    "commands/bisect/test_bisect.py::test_a_signal_is_bisected_to_the_keys_that_cause_it",
+)
 FIXES.say("NS601", 4, "a kernel that kills is of one machine")
 
 
@@ -43,7 +47,11 @@ def another_kernel(fixed):
 
 FIXES.say("NS602", 2, "the kernel of a half format that fails alone is of one machine")
 FIXES.say("NS602", 3, "a compiler's defect is of one version")
-FIXES.say("NS603", 1, "a command; tests/commands runs it on scripts")
+FIXES.test(
+    "NS603",
+    1,
+    "commands/compare/test_compare.py::test_healthy_runs_are_told_apart_by_the_first_layer_that_parts",
+)
 
 
 @FIXES.plant("NS603", 2)
@@ -182,7 +190,7 @@ FIXES.say("NS604", 5, "the allocator of a GPU")
 
 
 # NS605 to NS607 - ranks
-FIXES.say("NS605", 1, "reading a file of nanstop's")
+FIXES.test("NS605", 1, "e2e/test_supervised.py::test_a_hang_is_ended_with_its_stacks")
 
 
 @FIXES.plant("NS605", 2)
@@ -210,7 +218,7 @@ def a_few_samples():
     return sum(kept) == 9
 
 
-FIXES.say("NS605", 3, "a worker that hangs holds the tests too; tests/process has children that do")
+FIXES.say("NS605", 3, "a worker that hangs by chance of a fork")
 FIXES.say("NS605", 4, "waiting")
 FIXES.say("NS606", 1, "reading reports")
 FIXES.twin("NS606", 2)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import tiny
+from diagnose.evidence import evidence
 from diagnose.fixes.kinds import HEALTHY, Fixes, close, sound
 
 FIXES = Fixes()
@@ -15,7 +16,20 @@ IDS = torch.arange(3, 11)[None]
 
 FIXES.say("NS000", 1, "an experiment of nanstop's, not of the script's")
 FIXES.say("NS000", 2, "candidates, tried by experiment; none is promised")
-FIXES.say("NS000", 3, "keeping a folder")
+FIXES.test("NS000", 3, "cli/test_cli.py::test_report_diagnoses_anew")
+
+
+@FIXES.cost("NS000", 2)
+def candidates_are_in_the_order_that_is_said():
+    from nanstop.diagnose.findings.ns000_not_established import check
+    from nanstop.records import ParamGroup, RunFacts
+
+    half = ParamGroup(dtype="float16", trainable=True, num_tensors=1, num_elements=1)
+    facts = RunFacts(attention="eager", param_groups=(half,))
+    found = check(evidence(facts=facts))
+    assert found is not None
+    names = dict.fromkeys(atoms[0].remedy for atoms in found.remedies)
+    return list(names) == ["attention", "fp32_trainables", "fp32_logits", "bf16"]
 
 
 def lora(model, *, casts=True, **options):
@@ -289,6 +303,16 @@ def norms_embedding_and_head_in_float32():
     return round(100 * 2 * kept / half) == 37
 
 
+@FIXES.cost("NS107", 1)
+def adapters_are_below_1_percent():
+    """Of rank 16 on each linear layer of Llama 3.1 8B."""
+    pairs = [(4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096), (4096, 14336), (4096, 14336)]
+    pairs += [(14336, 4096)]
+    adapters = 32 * sum(16 * (read + made) for read, made in pairs)
+    model = 32 * sum(read * made for read, made in pairs) + 2 * 128256 * 4096
+    return 0.005 < adapters / model < 0.01
+
+
 FIXES.say("NS107", 4, "another GPU")
 FIXES.say("NS108", 1, "another version of a library; each row cites its own")
 FIXES.say("NS108", 2, "a kernel of a GPU; each row says which")
@@ -338,7 +362,7 @@ FIXES.remedy("NS110", 1, "fp32_trainables")
 
 
 def moved_under_8_bits(**options):
-    """100 steps of AdamW8bit at a rate of 1e-3 and gradients of 1e-4, in blocks that hold one of 1."""
+    """100 steps at a rate of 1e-3 and gradients of 1e-4, in blocks that hold one of 1."""
     import bitsandbytes as bnb
 
     weight = nn.Parameter(torch.zeros(8192))

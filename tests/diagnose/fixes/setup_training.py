@@ -152,7 +152,7 @@ def a_factor_is_taken_off(fixed):
 
 # NS113 - hyperparameters
 FIXES.twin("NS113", 1)
-FIXES.say("NS113", 2, "a command; tests/commands runs it on scripts")
+FIXES.test("NS113", 2, "commands/lr_range/test_lr_range.py::test_a_trainers_script")
 
 
 @FIXES.plant("NS113", 3)

@@ -22,7 +22,11 @@ FAMILIES = (
     *(runtime, objectives),
 )
 
-PROOFS = {key: each for family in FAMILIES for key, each in family.FIXES.proofs.items()}
+PROOFS = {}
+for family in FAMILIES:
+    for key, each in family.FIXES.proofs.items():
+        PROOFS.setdefault(key, []).extend(each)
+TESTED = {key: each for family in FAMILIES for key, each in family.FIXES.tested.items()}
 WORDS = {key: each for family in FAMILIES for key, each in family.FIXES.words.items()}
 COSTS = list(chain.from_iterable(family.FIXES.costs for family in FAMILIES))
 

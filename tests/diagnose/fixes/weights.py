@@ -53,7 +53,7 @@ def bad_tensors_are_made_anew(fixed):
     return sound(loss, table.weight.grad) and torch.equal(table.weight[:4], kept)
 
 
-FIXES.say("NS401", 1, "nanstop's rewinding; tests/session and the demo S1 run it")
+FIXES.test("NS401", 1, "test_bookkeeping.py::test_rollback_is_a_run_resumed_from_the_snapshot")
 FIXES.remedy("NS402", 1, "fp32_trainables")
 FIXES.remedy("NS402", 2, "fp32_optimizer_state")
 FIXES.remedy("NS402", 2, "optimizer_swap", value="adamw")

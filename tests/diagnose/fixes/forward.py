@@ -76,6 +76,13 @@ def three_bits():
     return torch.finfo(torch.bfloat16).eps / torch.finfo(torch.float16).eps == 2**3
 
 
+@FIXES.cost("NS101", 0)
+@FIXES.cost("NS104", 0)
+def bits_of_each_format():
+    bits = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+    return all(torch.finfo(dtype).eps == 2.0 ** (1 - number) for dtype, number in bits.items())
+
+
 # NS202 - a row that sees no key
 def attended(x, kernel):
     """Attention over what is not 0: a row of zeros hides every key."""

@@ -102,6 +102,8 @@ what is left, and the tests that are red until it is done (pytest tests/diagnose
   what shows that its fixes cure   tests/diagnose/fixes
       test_every_fix_of_every_page_is_in_the_table_and_no_other
   what `loss` and `grad_norm` log of it   src/nanstop/diagnose/symptoms.py
+  what people say of it   src/nanstop/diagnose/said.py
+      test_people_say_something_of_every_finding, test_what_is_said_of_a_finding_leads_to_it
   may come later: the Chinese page   src/nanstop/diagnose/zh/{code}.md
 where it applies: role, yields_to, beside in RULE; quiet=True where plain torch notices nothing
 then: python tools/generate_docs.py"""

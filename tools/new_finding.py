@@ -99,7 +99,11 @@ what is left, and the tests that are red until it is done (pytest tests/diagnose
       test_fault_is_found
   the two pieces of evidence, and more of them   tests/diagnose/test_checks.py
       test_rule_fires, test_finding_speaks_plainly_and_names_known_remedies
+  what shows that its fixes cure   tests/diagnose/fixes
+      test_every_fix_of_every_page_is_in_the_table_and_no_other
   what `loss` and `grad_norm` log of it   src/nanstop/diagnose/symptoms.py
+  what people say of it   src/nanstop/diagnose/said.py
+      test_people_say_something_of_every_finding, test_what_is_said_of_a_finding_leads_to_it
   may come later: the Chinese page   src/nanstop/diagnose/zh/{code}.md
 where it applies: role, yields_to, beside in RULE; quiet=True where plain torch notices nothing
 then: python tools/generate_docs.py"""

@@ -1,138 +1,93 @@
-"""Fixes of the pages, planted beside their faults: loss and gradients are finite with them, and
-those of the healthy rows are what they were.
+"""Every fix of every page is planted beside its fault: loss, gradient and update are sound with it,
+and what was healthy is as it was. The table is complete, and says why a fix is words only.
 """
+
+import ast
+import warnings
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
-from nanstop.diagnose.catalogue import CATALOGUE
+from diagnose.fixes.forward import ZERO
+from diagnose.fixes.kinds import BOUND, Remedied, Rows, backpropagated
+from diagnose.fixes.table import COSTS, PROOFS, TESTED, WORDS, numbered
 
-HEALTHY = torch.tensor([[1.0, -2.0, 0.5], [0.25, 3.0, -1.0]])
-ZERO, LARGE = torch.zeros(1, 3), torch.tensor([[200.0, -200.0, 0.0]])
-BOUND = 1e4
-"""No gradient of a row that was put right is as long."""
-
-
-def masked_mean(x, floor=None):
-    mask = (x != 0).float()
-    count = mask.sum(-1)
-    return ((x * mask).sum(-1) / (count if floor is None else count.clamp(min=floor))).sum()
-
-
-def attended(x, kernel):
-    """Attention over what is not 0: a row of zeros hides every key."""
-    keys = torch.eye(3)
-    if kernel:
-        mask = (x != 0)[:, None]
-        return F.scaled_dot_product_attention(x[:, None], keys, keys, mask).sum()
-    scores = (x[:, None] @ keys).masked_fill((x == 0)[:, None], -torch.inf) / 3**0.5
-    return (scores.softmax(-1) @ keys).sum()
+CASES = [
+    pytest.param(
+        proof,
+        id=f"{code}.{number} {proof.what}",
+        marks=[pytest.mark.slow] if getattr(proof, "slow", False) else [],
+    )
+    for (code, number), proofs in sorted(PROOFS.items())
+    for proof in proofs
+]
 
 
-def unit(x):
-    return (x / x.norm(dim=-1, keepdim=True)).sum()
+REMEDIED = [case for case in CASES if isinstance(case.values[0], Remedied)]
+TESTS = Path(__file__).parents[1]
 
 
-def unit_of_whole_rows(x):
-    empty = (x == 0).all(-1, keepdim=True)
-    safe = torch.where(empty, 1.0, x)
-    return torch.where(empty, 0.0, x / safe.norm(dim=-1, keepdim=True)).sum()
+@pytest.fixture(autouse=True)
+def _as_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        yield
+    torch.use_deterministic_algorithms(deterministic)
 
 
-def unit_with_a_floor(x):
-    return (x / x.norm(dim=-1, keepdim=True).clamp(min=1e-3)).sum()
+def test_every_fix_of_every_page_is_in_the_table_and_no_other():
+    on_pages = list(numbered())
+    assert len(on_pages) == len(set(on_pages))
+    assert {*PROOFS, *TESTED, *WORDS} == set(on_pages)
 
 
-def squares(x):
-    return x.square().sum(-1)
+def test_what_is_planted_is_not_words_too():
+    kinds = PROOFS, TESTED, WORDS
+    assert len({*PROOFS, *TESTED, *WORDS}) == sum(map(len, kinds))
+    assert all(each.why for each in WORDS.values())
+    assert {(code, number) for code, number, _ in COSTS if number} <= set(numbered())
 
 
-def root_of_what_is_positive(x):
-    positive = squares(x) > 0
-    return torch.where(positive, torch.where(positive, squares(x), 1.0).sqrt(), 0.0).sum()
+@pytest.mark.parametrize("test", sorted({each.test for each in TESTED.values()}))
+def test_a_test_that_is_named_is_there_and_runs(test):
+    """Itself it passes in the same suite as this one."""
+    file, _, name = test.partition("::")
+    tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
+    found = [f for f in tree.body if isinstance(f, ast.FunctionDef) and f.name == name]
+    marks = " ".join(ast.unparse(each) for f in found for each in f.decorator_list)
+    assert len(found) == 1
+    assert "skip" not in marks
+    assert "xfail" not in marks
 
 
-def ratio(x, most=None):
-    log_ratio = x if most is None else x.clamp(max=most)
-    return log_ratio.exp().sum()
+@pytest.mark.parametrize("proof", CASES)
+def test_a_fix_cures_its_fault(proof):
+    assert proof.fault_fails(), "the fault is none"
+    torch.manual_seed(0)
+    assert proof.fix_cures(), "the fix is none"
 
 
-def nll(x, keep):
-    labels = torch.where(x[:, 0] == 0, -100, 1)
-    rows = labels != -100 if keep else slice(None)
-    losses = [F.cross_entropy(r[None], y[None]) for r, y in zip(x[rows], labels[rows], strict=True)]
-    return torch.stack(losses).sum()
+@pytest.mark.parametrize(
+    "holds", [pytest.param(h, id=f"{code}.{number} {h.__name__}") for code, number, h in COSTS]
+)
+def test_a_cost_is_what_it_is_said_to_be(holds):
+    assert holds()
 
 
-FIXES = {
-    ("NS202", 1, "a kernel"): (ZERO, lambda x: attended(x, False), lambda x: attended(x, True)),
-    ("NS205", 1, "a floor of the count"): (ZERO, masked_mean, lambda x: masked_mean(x, 1.0)),
-    ("NS206", 1, "whole rows"): (ZERO, unit, unit_of_whole_rows),
-    ("NS206", 2, "a floor of 1e-3"): (ZERO, unit, unit_with_a_floor),
-    ("NS207", 1, "log_softmax"): (
-        LARGE,
-        lambda x: x.softmax(-1).log().sum(),
-        lambda x: x.log_softmax(-1).sum(),
-    ),
-    ("NS207", 1, "logsigmoid"): (
-        LARGE,
-        lambda x: x.sigmoid().log().sum(),
-        lambda x: F.logsigmoid(x).sum(),
-    ),
-    ("NS207", 1, "logsumexp"): (
-        LARGE,
-        lambda x: x.exp().sum(-1).log().sum(),
-        lambda x: x.logsumexp(-1).sum(),
-    ),
-    ("NS207", 2, "a clamped argument"): (LARGE, ratio, lambda x: ratio(x, 8.0)),
-    ("NS304", 1, "a safe input"): (
-        ZERO,
-        lambda x: squares(x).sqrt().sum(),
-        root_of_what_is_positive,
-    ),
-    ("NS304", 2, "an eps of 1e-6"): (
-        ZERO,
-        lambda x: squares(x).sqrt().sum(),
-        lambda x: (squares(x) + 1e-6).sqrt().sum(),
-    ),
-    ("NS503", 3, "rows without labels filtered"): (
-        ZERO,
-        lambda x: nll(x, False),
-        lambda x: nll(x, True),
-    ),
-    ("NS702", 1, "a clamped log-ratio"): (LARGE, ratio, lambda x: ratio(x, 8.0)),
-}
+@pytest.mark.parametrize("proof", REMEDIED)
+def test_without_its_remedy_a_fault_is_not_called_cured(proof):
+    assert not replace(proof, atoms=()).fix_cures()
 
 
-def backpropagated(function, rows: Tensor) -> tuple[Tensor, Tensor]:
-    x = rows.clone().requires_grad_()
-    loss = function(x)
-    loss.backward()
-    assert x.grad is not None
-    return loss.detach(), x.grad
-
-
-@pytest.mark.parametrize("fix", FIXES, ids=lambda fix: f"{fix[0]}.{fix[1]} {fix[2]}")
-def test_a_fix_cures_its_fault_and_leaves_the_healthy_rows_alone(fix):
-    fault, broken, fixed = FIXES[fix]
-    rows = torch.cat([HEALTHY, fault])
-    before = backpropagated(broken, rows)
-    assert not all(bool(each.isfinite().all()) for each in before)
-    loss, gradient = backpropagated(fixed, rows)
-    assert loss.isfinite()
-    assert gradient.isfinite().all()
-    assert gradient[2].norm() < BOUND
-    _, right = backpropagated(broken, HEALTHY)
-    assert torch.allclose(gradient[:2], right, rtol=1e-3, atol=1e-6)
-
-
-def test_what_is_planted_stands_on_its_page():
-    pages = {rule.code: rule.page for rule in CATALOGUE}
-    for code, place, _ in FIXES:
-        fixes = pages[code].partition("## Fix\n")[2].partition("## Fix safety")[0]
-        assert f"\n{place}. " in "\n" + fixes
+@pytest.mark.parametrize("proof", [each for p in CASES if isinstance(each := p.values[0], Rows)])
+def test_without_its_form_a_row_is_not_called_cured(proof):
+    assert not replace(proof, fixed=proof.broken).fix_cures()
 
 
 def test_a_floor_that_is_too_low_is_no_fix():

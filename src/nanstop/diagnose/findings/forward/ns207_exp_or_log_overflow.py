@@ -23,7 +23,8 @@ torch.autograd.grad(y, logp)        # (tensor(-1.0000e+09),)
 
 ## Fix
 1. Use the stable form: `F.log_softmax`, `F.logsigmoid`, `torch.logsumexp`, `torch.expm1`, or
-   log(-expm1(x)) in place of log1p(-exp(x)). Cost: one line.
+   log(-expm1(x)) in place of log1p(-exp(x)) where x is above -0.69; below, log1p(-exp(x)) is the
+   exact one, and at -20 the other is 0, without a gradient. Cost: one line.
 2. Clamp the *argument* of exp where the objective allows it (a ratio clipped at 10 anyway).
    Cost: no gradient there.
 3. Drop the sample or micro-batch that reaches it. Cost: that data.

@@ -40,7 +40,8 @@ error.max()                         # tensor(5.0100)
 3. Set `model.config.pad_token_id` to the id that the tokenizer pads with. Cost: none.
 4. Take the mean of squared differences from the mean, in place of a difference of means.
    Cost: one more pass.
-5. Enter autocast around each forward pass, not around the loop. Cost: none.
+5. Enter autocast around each forward pass, not around the loop: the copies live as long as the
+   outermost block, also one with `enabled=False`. Cost: none.
 
 ## Fix safety
 float32 where digits are lost is safe. A model that was trained with coarse positions or the wrong

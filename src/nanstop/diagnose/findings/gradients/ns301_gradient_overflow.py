@@ -28,7 +28,9 @@ torch.autograd.grad(loss * 32768, weight)                     # (tensor([[49152.
 1. Under float16 autocast over float32 parameters: a smaller loss scale. A GradScaler finds it by
    itself in a few skipped steps. Gradients of float16 parameters it refuses (`Attempting to unscale
    FP16 gradients`): see 2. Cost: nothing; small gradients lose range.
-2. Store the trainable parameters in float32. Cost: 8 bytes more a trainable parameter.
+2. Where the trainable parameters are float16: store them in float32, which a GradScaler takes.
+   Under float16 autocast their gradients are made in float16 all the same: 1 or 3 goes with it, a
+   scale of 1/2 for the 81920 above. Cost: 8 bytes more a trainable parameter.
 3. Keep the module whose gradient overflows in float32. Cost: two casts.
 4. Train in bfloat16. Cost: 3 bits of precision.
 

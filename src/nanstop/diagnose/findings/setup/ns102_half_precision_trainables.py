@@ -46,7 +46,7 @@ scaler.step(optimizer)              # ValueError: Attempting to unscale FP16 gra
 Float32 trainables are safe: the same mathematics with more bits, saved in the format that you
 chose. A larger eps is not offered: where v is 0 an update is lr x m / eps, so that with 1e-5 the
 first step at gradients of 1e-4, 1e-3 and 5e-3 is 10, 100 and 500 times too long. At 1e-2 none is
-too long, and those at 1e-4 are 70 times too short: Adam has become SGD.
+too long, and those at 1e-4 are 100 times too short: Adam has become SGD.
 
 ## Not to be confused with
 NS402, the failure that this causes. NS301: a half parameter also has a half gradient, which no

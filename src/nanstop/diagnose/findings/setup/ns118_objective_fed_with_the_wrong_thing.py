@@ -62,7 +62,8 @@ cross_entropy(softmax(logits, -1), right)               # tensor(0.5516)
 1. Give the objective what the layer before the softmax (or sigmoid) makes, and take the softmax for
    predictions only. Cost: none.
 2. Where probabilities are all there is: `nll_loss(p.clamp(min=1e-12).log(), labels)`, and
-   `binary_cross_entropy(p, labels)`. Cost: less exact for small probabilities.
+   `binary_cross_entropy(p, labels)`. Cost: less exact for small probabilities, and no gradient for
+   those below 1e-12 (in float16, where 1e-12 is 0, Inf); a sigmoid that is 0 or 1 has none either.
 3. Scores before `nll_loss`: `log_softmax` them, or use `cross_entropy`. Cost: none.
 4. Outputs [N, 1] against targets [N]: `outputs.squeeze(-1)`, or `targets[:, None]`. Cost: none.
 5. A reference of its own: `copy.deepcopy(policy)` before the first update. Cost: a model's memory.

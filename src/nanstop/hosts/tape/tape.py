@@ -308,7 +308,7 @@ class Tape(OwnMode):
         for tensor in (result,) if isinstance(result, Tensor) else tensors(result):
             self._slots[id(tensor)] = weakref.ref(tensor), Slot(self._count, call.outer)
             self._count += 1
-        if any(one.unrepeated for one in call.held(Constant)):
+        if self.unrepeated.made and any(one.unrepeated for one in call.held(Constant)):
             self.unrepeated.note(result)
         call.count = self._count - call.first
         call.scalar = isinstance(result, Tensor) and result.dim() == 0
@@ -359,7 +359,7 @@ class Tape(OwnMode):
             return Constant(value, operands[-1][1], origin, value in self.unrepeated)
         kind = type(value)
         if kind in PLAIN:
-            return self._numbers.of(value)
+            return self._numbers.of(value) if kind is float else value
         if kind is tuple or kind is list:
             return kind([self._note(entry, operands) for entry in value])
         if kind is dict:

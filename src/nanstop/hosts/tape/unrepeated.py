@@ -14,20 +14,20 @@ from nanstop.numerics.tensors import by_torch_alone, tensors
 class Unrepeated:
     """Results of models that were not recorded, of draws, and whatever is made of these.
 
-    A replay takes them as they are, like data; but they are none.
+    A replay takes them as they are, like data; but they are none. ``made``: empty in most scripts.
     """
 
     def __init__(self) -> None:
-        self._made: dict[int, weakref.ref[Tensor]] = {}
+        self.made: dict[int, weakref.ref[Tensor]] = {}
 
     def __contains__(self, tensor: Tensor) -> bool:
-        known = self._made.get(id(tensor))
+        known = self.made.get(id(tensor))
         return known is not None and known() is tensor
 
     def note(self, result: Any) -> None:
         """Note what such a call has returned."""
         for tensor in (result,) if isinstance(result, Tensor) else tensors(result):
-            self._made[id(tensor)] = weakref.ref(tensor)
+            self.made[id(tensor)] = weakref.ref(tensor)
 
     def follow(
         self, given: Iterable[Any], result: Any, *, known: Callable[[Tensor], object] | None
@@ -35,7 +35,7 @@ class Unrepeated:
         """Note what an op that was not recorded has returned, where it was given parameters or
         what is noted, or, of one that draws, what is ``known``.
         """
-        if not self._made and known is None and not any(isinstance(x, nn.Parameter) for x in given):
+        if not self.made and known is None and not any(isinstance(x, nn.Parameter) for x in given):
             return
         with by_torch_alone():
             read = tensors(list(given))

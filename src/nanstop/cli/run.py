@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nanstop.cli.terminal import AsJson, progress
+from nanstop.cli.terminal import AsJson, Lang, progress
 
 _OURS_ALONE = ("--on-failure", "--on-stop", "--allow", "--show-text", "--hang", "--audit-devices")
 """Options that a command hardly has itself."""
@@ -77,6 +77,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     show_text: ShowText = False,
     quiet: Quiet = False,
     live: Live = False,
+    _lang: Lang = None,
     as_json: AsJson = False,
 ) -> int:
     """Run any training command, unchanged, watched. Its output and exit code stay its own.

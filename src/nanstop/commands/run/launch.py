@@ -25,6 +25,7 @@ from nanstop.commands.run.supervise import Patience, supervised
 from nanstop.decide.decision import STOPPED
 from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError
+from nanstop.language.translate import translated
 from nanstop.process.children.command import resolve_command
 from nanstop.process.crash.process_end import ProcessEnd
 from nanstop.process.inject.variables import watching
@@ -87,7 +88,7 @@ def launch(
             stopped=policy.on_stop == "end" and summary.ended == "stopped",
         )
     if code == 0 and summary == Summary() and store.problem is None and not policy.quiet:
-        sys.stderr.write(_NOTHING_SEEN)
+        sys.stderr.write(translated(_NOTHING_SEEN))
     if report is not None:
         _announce(folder, report)
         summary = replace(summary, incidents=(*summary.incidents, summary_row(report)))

@@ -980,7 +980,7 @@ def test_facts_of_the_incident_stand_in_for_standing_facts():
             {"inputs": (stats("float32", minimum=-0.5),)},
             "born here: NaN from finite inputs, the least of them -0.5",
         ),
-        ({"inputs": (stats("float32", posinf=1),)}, "born here: NaN of an Inf that it reads"),
+        ({"inputs": (stats("float32", posinf=1),)}, "born here: NaN from an Inf that it reads"),
         ({"scalars": (float("nan"),)}, "born here: NaN from the constant nan"),
     ],
 )  # fmt: skip

@@ -215,7 +215,13 @@ def test_the_usual_cure_is_said_where_nothing_could_be_tried(outcome, confidence
 @pytest.mark.parametrize(
     ("verdict", "gap", "cosine", "rows", "said"),
     [
-        ("proven", 2e-7, 0.99999, None, "; loss within 2e-7 of float32, gradient cosine 0.99999"),
+        (
+            "proven",
+            2e-7,
+            0.99999,
+            None,
+            "; loss within 2e-7 of float32, gradients in the same direction (cosine 0.99999)",
+        ),
         ("isolated", 1.0, -0.29921, True, "; healthy rows unchanged]"),
         ("isolated", 1.0, -0.29921, None, "fail]"),
         ("isolated", 1e-6, -0.5, None, "fail]"),

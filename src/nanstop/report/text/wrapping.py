@@ -30,7 +30,7 @@ def wrapped(block: Block, width: int | None) -> Iterable[str]:
     if width is None or columns(line) <= width or block.kind == "code":  # code is not to be cut
         yield line.rstrip()
         return
-    indent = " " * max(columns(block.lead), 4)
+    indent = " " * (max(columns(block.lead), 4) + 4 * (block.kind == "tensor"))
     line, joint = block.lead, ""
     for cell in block.cells:
         if joint and columns(line) + len(joint) + columns(cell.rstrip()) > width:

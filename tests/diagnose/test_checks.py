@@ -766,7 +766,10 @@ def test_tokens_that_the_table_has_no_rows_for_ask_for_a_larger_one(vocab, told)
 
 def test_an_overflow_of_float32_offers_no_float32():
     wide = event(phase="backward", dtype="float32", wider="finite")
-    assert remedies(check("NS301", evidence(localization(wide)))) == []
+    found = check("NS301", evidence(localization(wide)))
+    assert remedies(found) == []
+    assert "scale" not in found.usual_cure
+    assert "learning rate" in found.usual_cure
 
 
 def test_update_names_the_vanishing_eps_and_the_parameter():

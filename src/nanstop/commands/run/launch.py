@@ -41,6 +41,8 @@ GRACE_SECONDS = 2.0
 a repeated one is passed on at once.
 """
 
+_OURS_ALONE = ("--on-failure", "--on-stop", "--allow", "--show-text", "--hang", "--audit-devices")
+"""Options that a command hardly has itself."""
 _NOTHING_SEEN = (
     "nanstop: nothing was watched: neither a Trainer nor an optimizer of torch was at work\n"
 )
@@ -69,6 +71,7 @@ def launch(
     that cannot be started.
     """
     resolved = resolve_command(command)
+    _mention_ours(command)
     if switched_off():
         return _shell_code(_run(resolved, dict(os.environ), subprocess.Popen.wait)[0])
     folder = incident_folder(out).absolute()
@@ -99,6 +102,14 @@ def launch(
     if as_json:
         sys.stdout.write(f"{to_json(summary)}\n")
     return shown
+
+
+def _mention_ours(command: Sequence[str]) -> None:
+    """Say of an option that only nanstop has that it stands where it is the command's."""
+    late = [word for word in command[1:] if word.partition("=")[0] in _OURS_ALONE]
+    if late:
+        note = f"note: `{late[0]}` stands after the command and is given to it, not to nanstop"
+        sys.stderr.write(f"{translated(note)}\n")
 
 
 def _environment(policy: Policy, folder: Path, run_id: str, *, series: bool) -> dict[str, str]:

@@ -1,4 +1,5 @@
 import io
+import os
 import re
 import subprocess
 import sys
@@ -51,6 +52,21 @@ def test_no_word_is_lost_by_wrapping(report, width):
 def test_lines_fit_the_width_where_words_allow_it():
     for line in render(UNSOLVED, width=80).splitlines():
         assert len(line) <= 80
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such terminals")
+def test_the_width_is_that_of_the_terminal_that_is_written_to(monkeypatch):
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    inner, outer = pty.openpty()
+    fcntl.ioctl(outer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 47, 0, 0))
+    with os.fdopen(inner, "rb"), os.fdopen(outer, "w", encoding="utf-8") as terminal:
+        lines = ANSI.sub("", render(UNSOLVED, stream=terminal)).splitlines()
+    assert 40 < max(map(len, (line for line in lines if len(line.split()) > 3))) <= 47
 
 
 def test_colour_changes_no_character():

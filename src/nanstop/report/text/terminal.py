@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TextIO
 
 from nanstop.records import Diagnosis, Report
@@ -107,9 +109,18 @@ def _text(
 ) -> str:
     terminal = (stream or sys.stdout).isatty()
     if width is None and terminal:
-        width = shutil.get_terminal_size().columns
+        width = _columns(stream or sys.stdout)
     lines = "\n".join(line for block in spoken(blocks) for line in wrapped(block, width))
     return _coloured(lines) if (terminal if color is None else color) else lines
+
+
+def _columns(terminal: TextIO) -> int:
+    """Return how wide a terminal is; that of stdout need not be the one that is written to."""
+    with suppress(OSError, ValueError):
+        width = os.get_terminal_size(terminal.fileno()).columns
+        if width:
+            return width
+    return shutil.get_terminal_size().columns
 
 
 def _coloured(text: str) -> str:

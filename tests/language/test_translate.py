@@ -24,6 +24,17 @@ SAID = {
         "监视了 20 步，1 个故障（NS201）；保持有限靠的是：让 `a` 保持 float32"
     ),
     "first at step 3, 3 times  the cure stays on": "首次在第 3 步，3 次  修复保持生效",
+    "first at step 3  nothing changed": "首次在第 3 步  没有改变任何东西",
+    "leave out sample 0 of micro-batch 0": "去掉微批次 0 的样本 0",
+    "nothing was changed: the loss is not finite, but every gradient is: the update is applied": (
+        "没有改变任何东西：损失不是有限的，但每个梯度都是：应用这次更新"
+    ),
+    "id out of range: `input` reaches 20, the table has 20 rows, forward, step 6": (
+        "编号超出范围：`input` 达到 20，表有 20 行，前向，第 6 步"
+    ),
+    "[isolated, not cured: with it 4 of 4 runs pass, without it 4 of 4 fail]": (
+        "[已隔离，没有修好：加上它 4/4 次运行通过，去掉它 4/4 次失败]"
+    ),
     "did you mean `--out`? known: --out, --allow": "您是不是想用 `--out`？可用的有：--out, --allow",
     "the loss grew from 5 to 5e+29 before it": "在这之前损失从 5 增长到 5e+29",
     "the loss grew from 5 to 8 before it at a learning rate of 0.1": (

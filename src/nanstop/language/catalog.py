@@ -88,6 +88,16 @@ class Sentence:
         return len(self.english.replace("{}", ""))
 
     @cached_property
+    def _parts(self) -> list[str]:
+        """What stands around the places; a space alone between two says nothing."""
+        return re.sub(r"\{\} (?=\{\})", "{}", self.english).split("{}")
+
+    @cached_property
+    def _apart(self) -> tuple[bool, ...]:
+        """Whether a space alone stands before each place, and so is no part of its value."""
+        return tuple(part == " " for part in self.english.split("{}")[:-1])
+
+    @cached_property
     def is_joint(self) -> bool:
         """Whether it is hardly a sentence: ``{} of {}`` is found in text of any kind."""
         own = self.english.replace("{}", "")
@@ -96,7 +106,7 @@ class Sentence:
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
         """Places with nothing between them are one group: where one ends no pattern knows."""
-        parts = self.english.split("{}")
+        parts = self._parts
         pattern, ticks = re.escape(parts[0]), parts[0].count("`")
         for place, part in enumerate(parts[1:], 1):
             ticks += part.count("`")
@@ -111,7 +121,7 @@ class Sentence:
     def _runs(self) -> tuple[int, ...]:
         """How many places each group of the pattern is."""
         runs = list[int]()
-        for part in self.english.split("{}")[:-1]:
+        for part in self._parts[:-1]:
             if runs and not part:
                 runs[-1] += 1
             else:
@@ -124,7 +134,11 @@ class Sentence:
         if found is not None and all(max(unpaired(one)) < 0 for one in found.groups()):
             ways = (split(one, run) for one, run in zip(found.groups(), self._runs, strict=True))
             for way in islice(product(*ways), MAX_WAYS):
-                yield tuple(value for group in way for value in group)
+                values = (value for group in way for value in group)
+                yield tuple(
+                    value.removeprefix(" ") if apart else value
+                    for value, apart in zip(values, self._apart, strict=True)
+                )
 
     @cached_property
     def quoted(self) -> tuple[bool, ...]:

@@ -16,6 +16,7 @@ from nanstop.language.choice import LANGUAGES, language
 
 _WIDE = dict(zip(",;:.()", "，；：。（）", strict=True))
 _JOINTS = ("\n", ". ", "? ", "; ", ": ", "  ", ", ", " and ", " or ")
+_WITHIN = (", ", "; ", ": ", "  ", " and ")
 _CLAUSES = (*_JOINTS[:6], ", ")
 _JOINED = {". ": "。", "; ": "；", ": ": "：", ", ": "，", " and ": "和", " or ": "或", "? ": ""}
 _APART = re.compile(r"`[^`]*`|\"[^\"]*\"|'[^']*'")
@@ -99,23 +100,33 @@ def _as_sentences(text: str, to: str) -> Iterator[tuple[str, int]]:
             if sentence.is_joint and (is_code or any(map(untranslated, read))):
                 continue
             said = filter(untranslated, values)  # a list of names is no sentence
-            joints = sum(value.count(one) for value in said for one in (", ", "; ", ": ", " and "))
+            joints = sum(core(value).count(one) for value in said for one in _WITHIN)
             yield sentence.filled(read), joints
 
 
 def _as_parts(text: str, to: str) -> Iterator[str]:
-    """Yield the text parted at each kind of joint, its parts translated for themselves."""
+    """Yield the text parted at each kind of joint, wholly and in two, its parts translated for
+    themselves: a sentence may have a joint of its own.
+    """
+    is_code = _looks_like_code(text)
     for joint in _JOINTS:
         parts = _parted(text, joint)
         if len(parts) > 1:
-            read = [_best(part, to) for part in parts]
-            if joint in _CLAUSES or not (_looks_like_code(text) or any(map(untranslated, read))):
-                yield _rejoined(parts, read, joint)
+            yield from _read_apart(parts, joint, to, is_code=is_code)
+            for at in range(1, len(parts)) if len(parts) > 2 and joint in _CLAUSES else ():
+                halves = [joint.join(parts[:at]), joint.join(parts[at:])]
+                yield from _read_apart(halves, joint, to, is_code=is_code)
     beside = _IN_BRACKETS.fullmatch(text)
     if beside is not None:
         outer, left, inner, right = beside.groups()
         around = ("（", "）") if left == "(" else (f" {left}", right)
         yield f"{_best(outer, to)}{around[0]}{_best(inner, to)}{around[1]}"
+
+
+def _read_apart(parts: list[str], joint: str, to: str, *, is_code: bool) -> Iterator[str]:
+    read = [_best(part, to) for part in parts]
+    if joint in _CLAUSES or not (is_code or any(map(untranslated, read))):
+        yield _rejoined(parts, read, joint)
 
 
 def _looks_like_code(text: str) -> bool:

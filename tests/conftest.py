@@ -17,6 +17,7 @@ OLDER_HOSTS = (
 )
 """What the oldest supported hosts warn of in their own code, whatever a test does."""
 
+os.environ["NANSTOP_LANG"] = "en"  # whatever the locale is
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")

@@ -12,7 +12,7 @@ import pytest
 SRC = Path(__file__).parent.parent / "src" / "nanstop"
 
 ROWS = (
-    ("errors", "wording", "ranks", "tracebacks", "own_code", "living"),
+    ("errors", "wording", "language", "ranks", "tracebacks", "own_code", "living"),
     ("records",),
     ("numerics", "diagnose.evidence", "store", "decide", "rewrite"),
     ("replay", "diagnose.findings", "report.text"),
@@ -57,6 +57,7 @@ HOST_LIBRARIES = {"transformers", "trl", "peft", "accelerate", "datasets", "ligh
 HOST_LIBRARIES |= {"bitsandbytes"}
 MAY_READ_ENVIRON = (
     "ranks",
+    "language.choice",
     "session.factory",
     "session.machine",
     "process",

@@ -21,8 +21,9 @@ def number(value: float) -> str:
 
 
 def counted(amount: int, noun: str) -> str:
-    """Return ``1 row`` or ``2 rows``."""
-    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
+    """Return ``1 row`` or ``2 rows``, ``2 batches``."""
+    plural = "" if amount == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{amount} {noun}{plural}"
 
 
 def spans(numbers: Iterable[int], most: int = 8) -> str:

@@ -266,6 +266,16 @@ def test_an_option_behind_the_script_is_its_own_and_mentioned(tmp_path, capfd):
     assert "`--allow` stands after the command and is given to it" in told.err
 
 
+def test_it_is_mentioned_where_no_option_of_ours_comes_first(tmp_path):
+    (tmp_path / "x.py").write_text("import sys; print(sys.argv[1:])")
+    command = [sys.executable, "-m", "nanstop", "run", "x.py", "--on-failure", "stop"]
+    told = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert told.stdout == "['--on-failure', 'stop']\n"
+    assert "`--on-failure` stands after the command and is given to it" in told.stderr
+
+
 def test_a_switch_that_says_neither_on_nor_off_is_warned_of(caplog):
     assert not switched_off({"NANSTOP": "of"})
     assert "NANSTOP=of is not understood" in caplog.text

@@ -766,7 +766,10 @@ def test_tokens_that_the_table_has_no_rows_for_ask_for_a_larger_one(vocab, told)
 
 def test_an_overflow_of_float32_offers_no_float32():
     wide = event(phase="backward", dtype="float32", wider="finite")
-    assert remedies(check("NS301", evidence(localization(wide)))) == []
+    found = check("NS301", evidence(localization(wide)))
+    assert remedies(found) == []
+    assert "scale" not in found.usual_cure
+    assert "learning rate" in found.usual_cure
 
 
 def test_update_names_the_vanishing_eps_and_the_parameter():
@@ -980,7 +983,7 @@ def test_facts_of_the_incident_stand_in_for_standing_facts():
             {"inputs": (stats("float32", minimum=-0.5),)},
             "born here: NaN from finite inputs, the least of them -0.5",
         ),
-        ({"inputs": (stats("float32", posinf=1),)}, "born here: NaN of an Inf that it reads"),
+        ({"inputs": (stats("float32", posinf=1),)}, "born here: NaN from an Inf that it reads"),
         ({"scalars": (float("nan"),)}, "born here: NaN from the constant nan"),
     ],
 )  # fmt: skip

@@ -597,4 +597,4 @@ def objective(step, x, y):
     report = next(one for one in news if hasattr(one, "diagnoses"))
     found = report.diagnoses[0]
     assert found.code == "NS304"
-    assert any("makes 0 of what is not 0" in one for one in found.lines) is is_rounded
+    assert any("rounds to 0 what is not 0" in one for one in found.lines) is is_rounded

@@ -92,7 +92,7 @@ def test_finite_is_not_fixed():
 def test_bent_alone_is_plausible():
     proof = run(Script({(B,): FAR}), [(B,)])
     assert proof.verdict == "plausible"
-    assert proof.next_experiment == "finite, but 100 tolerances away from float32"
+    assert proof.next_experiment == "finite, but 100 times as far from float32 as is allowed"
 
 
 def test_unmeasured_distance_is_plausible():

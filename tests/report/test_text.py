@@ -1,4 +1,5 @@
 import io
+import os
 import re
 import subprocess
 import sys
@@ -51,6 +52,21 @@ def test_no_word_is_lost_by_wrapping(report, width):
 def test_lines_fit_the_width_where_words_allow_it():
     for line in render(UNSOLVED, width=80).splitlines():
         assert len(line) <= 80
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such terminals")
+def test_the_width_is_that_of_the_terminal_that_is_written_to(monkeypatch):
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    inner, outer = pty.openpty()
+    fcntl.ioctl(outer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 47, 0, 0))
+    with os.fdopen(inner, "rb"), os.fdopen(outer, "w", encoding="utf-8") as terminal:
+        lines = ANSI.sub("", render(UNSOLVED, stream=terminal)).splitlines()
+    assert 40 < max(map(len, (line for line in lines if len(line.split()) > 3))) <= 47
 
 
 def test_colour_changes_no_character():
@@ -215,7 +231,13 @@ def test_the_usual_cure_is_said_where_nothing_could_be_tried(outcome, confidence
 @pytest.mark.parametrize(
     ("verdict", "gap", "cosine", "rows", "said"),
     [
-        ("proven", 2e-7, 0.99999, None, "; loss within 2e-7 of float32, gradient cosine 0.99999"),
+        (
+            "proven",
+            2e-7,
+            0.99999,
+            None,
+            "; loss within 2e-7 of float32, gradients in the same direction (cosine 0.99999)",
+        ),
         ("isolated", 1.0, -0.29921, True, "; healthy rows unchanged]"),
         ("isolated", 1.0, -0.29921, None, "fail]"),
         ("isolated", 1e-6, -0.5, None, "fail]"),

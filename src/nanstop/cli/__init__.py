@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -15,6 +17,7 @@ from nanstop.cli.command_line import (
     Commands,
     RunCommand,
     UsageProblem,
+    asked,
     usage_error,
 )
 from nanstop.cli.compare import compare
@@ -39,6 +42,7 @@ from nanstop.cli.terminal import (
     fail,
 )
 from nanstop.errors import NanstopError
+from nanstop.language.choice import VARIABLE
 
 __all__ = ["FINDINGS", "INTERNAL", "INTERRUPTED", "OK", "UNRESOLVED", "USAGE", "app", "main"]
 
@@ -98,10 +102,16 @@ app.command()(env)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code. No exception leaves."""
+    spoken = os.environ.get(VARIABLE)
     try:
         return app(args=arguments, prog_name="nanstop", standalone_mode=False) or OK
     except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, UsageProblem):  # options may not have been read as far as that
+            os.environ.update(asked(sys.argv[1:] if arguments is None else arguments))
         return ended(error)
+    finally:
+        os.environ.pop(VARIABLE, None)
+        os.environ.update({VARIABLE: spoken} if spoken is not None else {})
 
 
 def ended(error: Exception | KeyboardInterrupt) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nanstop.cli.terminal import FINDINGS, OK, AsJson, printable, show
+from nanstop.cli.terminal import FINDINGS, OK, AsJson, Lang, printable, show
 
 
 def check(
@@ -31,6 +31,7 @@ def check(
         Path | None,
         typer.Option(metavar="FILE", help="Write the findings as SARIF 2.1.0, for code review."),
     ] = None,
+    _lang: Lang = None,
     as_json: AsJson = False,
 ) -> int:
     """Say what will go wrong with a run, before its first step.

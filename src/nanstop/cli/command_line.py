@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from nanstop.errors import NanstopError, unknown
+from nanstop.language.choice import LANGUAGES, VARIABLE
 
 UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]
 """The base of all complaints about usage, which typer has under no public name."""
@@ -86,6 +89,13 @@ class CheckCommand(RunCommand):
             else:
                 break
         return super().parse_args(ctx, [*args[end:], *args[:end]])
+
+
+def asked(words: Sequence[str]) -> dict[str, str]:
+    """Return the variable of the language that is asked for among words that could not be read."""
+    pairs = [*pairwise(words), *(word.split("=", 1) for word in words if "=" in word)]
+    langs = [lang for option, lang in pairs if option == "--lang" and lang in LANGUAGES]
+    return {VARIABLE: langs[0]} if langs else {}
 
 
 def usage_error(error: Any) -> NanstopError:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nanstop.cli.terminal import OK, UNRESOLVED, AsJson, printable, show
+from nanstop.cli.terminal import OK, UNRESOLVED, AsJson, Lang, printable, show
 from nanstop.errors import NanstopError
 
 Folder = Annotated[
@@ -19,7 +19,7 @@ Command = Annotated[
 ]
 
 
-def replay(folder: Folder, command: Command, as_json: AsJson = False) -> int:
+def replay(folder: Folder, command: Command, _lang: Lang = None, as_json: AsJson = False) -> int:
     """Run a script again up to the step of an incident, and say whether it still fails there.
 
     Its training ends there. Nothing is saved.
@@ -43,6 +43,7 @@ def fix(
     apply: Annotated[
         bool, typer.Option("--apply", help="Write it, to files below this folder only.")
     ] = False,
+    _lang: Lang = None,
     as_json: AsJson = False,
 ) -> int:
     """Show the cure of an incident as a change of your code, or apply it.
@@ -70,6 +71,7 @@ def prove(
     steps: Annotated[
         int, typer.Option(min=0, help="Updates after the incident's that have to be healthy.")
     ] = 20,
+    _lang: Lang = None,
     as_json: AsJson = False,
 ) -> int:
     """Run a changed script to the step of an incident and beyond; say whether its failure is gone.

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nanstop.cli.terminal import OK, AsJson, show
+from nanstop.cli.terminal import OK, AsJson, Lang, show
 from nanstop.errors import NanstopError
+from nanstop.language.choice import language
 
 if TYPE_CHECKING:
     from nanstop.diagnose.evidence.rule import Rule
@@ -29,10 +30,7 @@ def explain(
     run_it: Annotated[
         bool, typer.Option("--run", help="Run the planted fault and its healthy twin too.")
     ] = False,
-    lang: Annotated[
-        str,
-        typer.Option("--lang", metavar="en|zh", help="Language of the page: English or Chinese."),
-    ] = "en",
+    _lang: Lang = None,
     as_json: AsJson = False,
 ) -> int:
     """Print the page of a finding, or list the findings that fit a log.
@@ -42,6 +40,7 @@ def explain(
     from nanstop.commands.explain.page import print_page
     from nanstop.diagnose import pages
 
+    lang = language()
     if (code is None) == (symptom is None):
         raise NanstopError("one of CODE and --symptom", hint="nanstop explain NS201")
     if code is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nanstop.cli.terminal import OK, UNRESOLVED, AsJson, printable, progress
+from nanstop.cli.terminal import OK, UNRESOLVED, AsJson, Lang, printable, progress
 from nanstop.errors import NanstopError
 from nanstop.records import Report
 
@@ -39,6 +39,7 @@ def report(
         bool,
         typer.Option("--issue", help="Markdown to post: without secrets, folders and strings."),
     ] = False,
+    _lang: Lang = None,
     as_json: AsJson = False,
 ) -> int:
     """Show an incident again, diagnosed by the rules of this version, or the runs of a folder.

@@ -8,10 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nanstop.cli.terminal import AsJson, progress
-
-_OURS_ALONE = ("--on-failure", "--on-stop", "--allow", "--show-text", "--hang", "--audit-devices")
-"""Options that a command hardly has itself."""
+from nanstop.cli.terminal import AsJson, Lang, progress
 
 Allow = Annotated[
     list[str] | None,
@@ -77,6 +74,7 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     show_text: ShowText = False,
     quiet: Quiet = False,
     live: Live = False,
+    _lang: Lang = None,
     as_json: AsJson = False,
 ) -> int:
     """Run any training command, unchanged, watched. Its output and exit code stay its own.
@@ -85,7 +83,6 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     """
     from nanstop.decide.policy import Policy
 
-    _mention_ours(command)
     said = {"quiet": quiet, "show_text": show_text, "allow": tuple(allow or ())}
     said |= {"audit_devices": audit_devices}
     policy = Policy(on_failure=on_failure, on_stop=on_stop, **said)  # type: ignore[arg-type]
@@ -104,10 +101,3 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
             series=series,
             patience=Patience(steps=hang) if hang is not None else None,
         )
-
-
-def _mention_ours(command: list[str]) -> None:
-    """Say of an option that only nanstop has that it stands where it is the command's."""
-    late = [word for word in command[1:] if word.partition("=")[0] in _OURS_ALONE]
-    if late:
-        progress(f"note: `{late[0]}` stands after the command and is given to it, not to nanstop")

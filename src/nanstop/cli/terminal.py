@@ -13,16 +13,39 @@ from typing import Annotated, Any
 import typer
 
 from nanstop import wording
-from nanstop.errors import NanstopError
+from nanstop.errors import NanstopError, unknown
+from nanstop.language.choice import LANGUAGES, VARIABLE
+from nanstop.language.translate import translated
 
 OK, FINDINGS, USAGE, UNRESOLVED, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 70, 130
 
+
+def _speak(lang: str | None) -> str | None:
+    """Have this command, and the processes that it starts, speak a language."""
+    if lang is not None:
+        if lang not in LANGUAGES:
+            raise unknown("language", lang, LANGUAGES)
+        os.environ[VARIABLE] = lang
+    return lang
+
+
+Lang = Annotated[
+    str | None,
+    typer.Option(
+        "--lang",
+        metavar="en|zh",
+        callback=_speak,
+        is_eager=True,
+        expose_value=False,
+        help="English or Chinese [$NANSTOP_LANG, or the locale].",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 
 
 def progress(line: str) -> None:
     """Print a line to the standard error stream."""
-    typer.echo(printable(line), err=True)
+    typer.echo(printable(translated(line)), err=True)
 
 
 def show(value: Any, text: str, as_json: bool) -> None:
@@ -49,7 +72,9 @@ def printable(value: Any) -> Any:
 
 def fail(error: NanstopError) -> int:
     """Print an error with what to do about it, and return the exit code 2."""
-    typer.echo(printable(str(error)), err=True)
+    typer.echo(printable(f"error[{error.code}]: {translated(error.message)}"), err=True)
+    if error.hint:
+        typer.echo(printable(translated(f"help: {error.hint}")), err=True)
     return USAGE
 
 
@@ -63,5 +88,5 @@ def crashed(error: Exception) -> int:
     except OSError:
         place = "nowhere: no temporary file could be written"
     summary = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    typer.echo(printable(f"bug in nanstop: {summary} (details: {place})"), err=True)
+    progress(f"bug in nanstop: {summary} (details: {place})")
     return INTERNAL

@@ -369,7 +369,7 @@ def _why_not_repaired(policy: Policy, proof: Proof | None) -> str:
     if proof is None or proof.verdict == "none_found" or not proof.minimal:
         return "no remedy was found"
     if proof.verdict == "plausible":
-        return "a remedy lets the step pass, but that it is as good as float32 is not certain"
+        return "a remedy lets the step pass, but it was not shown to be as good as float32"
     names = ", ".join(sorted({f'"{atom.remedy}"' for atom in _not_allowed(policy, proof)}))
     what = "leaving it out" if proof.verdict == "isolated" else "the proven remedy"
     return f"{what} changes training and needs allow=({names},)"

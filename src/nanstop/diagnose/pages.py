@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from nanstop.diagnose import catalogue
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.errors import unknown
+from nanstop.language.choice import LANGUAGES
 
-LANGUAGES = ("en", "zh")
 UNTRANSLATED = "本页尚未翻译，以下是英文原文。"
 """All that a Chinese page holds until somebody has written it."""
 

@@ -335,4 +335,6 @@ def _open_question(bench: Bench, cure: _Cure) -> str:
         )
     if math.isinf(cure.distance):
         return f"finite, but its distance to {bench.reference.dtype} was not measured"
-    return f"finite, but {cure.distance:.3g} tolerances away from {bench.reference.dtype}"
+    return (
+        f"finite, but {cure.distance:.3g} times as far from {bench.reference.dtype} as is allowed"
+    )

@@ -168,7 +168,7 @@ class Looks:
             if self._early.due(step.id.step, facts):
                 self._look(lambda: self._early.again(step, facts))
         except Exception as error:  # an instrument must not end a healthy run
-            self._announce(f"the gauge could not run ({type(error).__name__}: {error})")
+            self._announce(f"ranges could not be sampled ({type(error).__name__}: {error})")
         if place is not None:
             series, at = self._run.series.recent(), replace(step.id, micro=0)
             self._findings.examine_healthy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nanstop.commands.check.result import Preflight
+from nanstop.language.translate import translated
 from nanstop.report.text.terminal import render_finding
 from nanstop.wording import counted
 
@@ -11,7 +12,7 @@ def render(found: Preflight) -> str:
     """Return the text of a check: a block for each finding, then notes and what was looked at."""
     blocks = [render_finding(one) for one in found.findings]
     notes = [f"note: {failure}" for failure in found.failures]
-    return "\n\n".join([*blocks, "\n".join([*notes, _closing(found)])])
+    return "\n\n".join([*blocks, translated("\n".join([*notes, _closing(found)]))])
 
 
 def _closing(found: Preflight) -> str:

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from nanstop.commands.fix.result import Fix
+from nanstop.language.translate import translated
 from nanstop.report.text.in_code import allowing
 
 
@@ -16,33 +17,35 @@ def render(fix: Fix) -> str:
 
 def _lines(fix: Fix) -> Iterator[str]:
     if fix.status == "no cure":
-        yield f"{fix.incident}: no cure is known, so there is nothing to change"
-        yield f"help: `nanstop report {fix.incident}` says what was tried"
+        yield translated(f"{fix.incident}: no cure is known, so there is nothing to change")
+        yield translated(f"help: `nanstop report {fix.incident}` says what was tried")
         return
-    yield f"cure: {fix.cure} [{fix.proof}]"
+    yield translated(f"cure: {fix.cure} [{fix.proof}]")
     if fix.status == "already applied":
-        yield "the files have this change already"
+        yield translated("the files have this change already")
     for file in fix.files:
         yield file.diff.rstrip("\n")
     for one in fix.overrides:
-        yield f"note: {one.file} is not yours to change; what would change there:"
+        yield translated(f"note: {one.file} is not yours to change; what would change there:")
         yield textwrap.indent(one.diff.rstrip("\n"), "  ")
         if one.code:
-            yield "help: in your script, before training:"
+            yield translated("help: in your script, before training:")
             yield textwrap.indent(one.code, "  ")
     for words in fix.words:
         first, *rest = words.splitlines()
-        yield f"help: {first}"
+        yield translated(f"help: {first}")
         yield from (f"  {line}".rstrip() for line in rest)
     yield from _next(fix)
 
 
 def _next(fix: Fix) -> Iterator[str]:
     if fix.status == "applied":
-        yield f"applied to {', '.join(file.file for file in fix.files)}"
+        yield translated(f"applied to {', '.join(file.file for file in fix.files)}")
     elif fix.status == "shown" and fix.files:
-        yield f"help: apply it with `nanstop fix {fix.incident} --apply`"
+        yield translated(f"help: apply it with `nanstop fix {fix.incident} --apply`")
     if fix.undo:
-        yield f"help: take it back with `{fix.undo}`"
+        yield translated(f"help: take it back with `{fix.undo}`")
     if fix.allow and fix.status in ("shown", "not known"):
-        yield f"help: or leave the code as it is: {allowing(fix.allow, supervised=fix.supervised)}"
+        yield translated(
+            f"help: or leave the code as it is: {allowing(fix.allow, supervised=fix.supervised)}"
+        )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from nanstop.commands.prove.result import Proved
 from nanstop.commands.replay.text import notes
+from nanstop.language.translate import translated
 from nanstop.records.remedies import describe
 from nanstop.report.text.terminal import render
 from nanstop.wording import counted
@@ -17,7 +18,9 @@ def text(found: Proved) -> str:
     """
     report = found.replayed.report
     shown = [render(report)] if report is not None else []
-    return "\n".join([*shown, *notes(found.replayed), *_lines(found)])
+    return "\n".join(
+        [*shown, *map(translated, notes(found.replayed)), *map(translated, _lines(found))]
+    )
 
 
 def _lines(found: Proved) -> Iterator[str]:

@@ -16,6 +16,7 @@ from nanstop.errors import NanstopError
 from nanstop.process.inject.dry_run import dry_run
 from nanstop.records import Atom, FailureKey, Report, Series
 from nanstop.store.incidents import SUMMARY, incident_folders, load_report, load_summary
+from nanstop.wording import counted
 
 NEAR = 0.01
 """How far two losses of one run may be apart, as a part of them: other forms round otherwise."""
@@ -126,7 +127,7 @@ def _difference(report: Report, now: Series | None) -> Difference | None:
 
 
 def _never_there(step: int, seen: Seen) -> NanstopError:
-    updates = f"{seen.updates} update{'' if seen.updates == 1 else 's'}"
+    updates = counted(seen.updates, "update")
     if seen.ended:
         return NanstopError(
             f"the script ended after {updates}, before step {step} of the incident: {seen.ended}",

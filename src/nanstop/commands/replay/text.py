@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nanstop.commands.replay.result import Replayed
+from nanstop.language.translate import translated
 from nanstop.report.text.terminal import render
 
 
 def text(found: Replayed) -> str:
     """Return the failure that was met, and in a last line what that says of the incident."""
     shown = [render(found.report)] if found.report is not None else []
-    return "\n".join([*shown, *_lines(found)])
+    return "\n".join([*shown, *map(translated, _lines(found))])
 
 
 def _lines(found: Replayed) -> Iterator[str]:

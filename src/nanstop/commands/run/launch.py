@@ -25,6 +25,7 @@ from nanstop.commands.run.supervise import Patience, supervised
 from nanstop.decide.decision import STOPPED
 from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError
+from nanstop.language.translate import translated
 from nanstop.process.children.command import resolve_command
 from nanstop.process.crash.process_end import ProcessEnd
 from nanstop.process.inject.variables import watching
@@ -40,6 +41,8 @@ GRACE_SECONDS = 2.0
 a repeated one is passed on at once.
 """
 
+_OURS_ALONE = ("--on-failure", "--on-stop", "--allow", "--show-text", "--hang", "--audit-devices")
+"""Options that a command hardly has itself."""
 _NOTHING_SEEN = (
     "nanstop: nothing was watched: neither a Trainer nor an optimizer of torch was at work\n"
 )
@@ -68,6 +71,7 @@ def launch(
     that cannot be started.
     """
     resolved = resolve_command(command)
+    _mention_ours(command)
     if switched_off():
         return _shell_code(_run(resolved, dict(os.environ), subprocess.Popen.wait)[0])
     folder = incident_folder(out).absolute()
@@ -87,7 +91,7 @@ def launch(
             stopped=policy.on_stop == "end" and summary.ended == "stopped",
         )
     if code == 0 and summary == Summary() and store.problem is None and not policy.quiet:
-        sys.stderr.write(_NOTHING_SEEN)
+        sys.stderr.write(translated(_NOTHING_SEEN))
     if report is not None:
         _announce(folder, report)
         summary = replace(summary, incidents=(*summary.incidents, summary_row(report)))
@@ -98,6 +102,14 @@ def launch(
     if as_json:
         sys.stdout.write(f"{to_json(summary)}\n")
     return shown
+
+
+def _mention_ours(command: Sequence[str]) -> None:
+    """Say of an option that only nanstop has that it stands where it is the command's."""
+    late = [word for word in command[1:] if word.partition("=")[0] in _OURS_ALONE]
+    if late:
+        note = f"note: `{late[0]}` stands after the command and is given to it, not to nanstop"
+        sys.stderr.write(f"{translated(note)}\n")
 
 
 def _environment(policy: Policy, folder: Path, run_id: str, *, series: bool) -> dict[str, str]:

@@ -165,14 +165,14 @@ def limit(dtype: str) -> str:
 
 
 def rounded_at(evidence: Evidence) -> tuple[str, ...]:
-    """Return the line that makes 0 of what is not 0, where that is why the first bad op fails."""
+    """Return the line that rounds to 0 what is not 0, where that is why the first bad op fails."""
     found = evidence.localization
     rounded = found.vanished if found is not None else None
     source = rounded.source if rounded is not None else None
     if rounded is None or source is None or rounded.name not in _ROUNDING:
         return ()
     place = f"{source.file.rpartition('/')[-1]}:{source.line}"
-    return (f"`{op_name(rounded.op)}` at {place} makes 0 of what is not 0",)
+    return (f"`{op_name(rounded.op)}` at {place} rounds to 0 what is not 0",)
 
 
 def written_at(evidence: Evidence) -> tuple[str, ...]:
@@ -189,7 +189,7 @@ def in_float64(evidence: Evidence) -> tuple[str, ...]:
     found = evidence.localization
     if found is None or found.in_float64 != "finite" or not rounded_at(evidence):
         return ()
-    return ("it has a value where all before it is computed in float64",)
+    return ("computed in float64, with all before it, it is finite",)
 
 
 def growth_lines(found: Localization | None) -> tuple[str, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from nanstop.errors import unknown
+from nanstop.language.choice import LANGUAGES
 
-LANGUAGES = ("en", "zh")
 CHINESE: Mapping[str, str] = {
     # headings and links
     "nanstop report": "nanstop 报告",

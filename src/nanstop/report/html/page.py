@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from nanstop.language.choice import language
+from nanstop.language.translate import translated
 from nanstop.records import AuditEntry, Incident, Report, RunFacts
 from nanstop.records.remedies import describe
 from nanstop.report.html.charts import MISSING, are_available
@@ -27,6 +29,7 @@ from nanstop.report.html.timeline import COLUMNS, Panel, panels
 from nanstop.report.text.about import about_machine, about_run
 from nanstop.report.text.blocks import Block, finding_blocks
 from nanstop.report.text.runs import totals
+from nanstop.report.text.spoken import spoken
 from nanstop.store.plan_file import headline
 from nanstop.store.summary import finding_of
 from nanstop.wording import counted
@@ -66,17 +69,18 @@ class FoundParts:
 
 
 def html_page(
-    run: RunRecord, *, show_text: bool = False, framed: bool = False, lang: str = "en"
+    run: RunRecord, *, show_text: bool = False, framed: bool = False, lang: str | None = None
 ) -> str:
     """Return the page. Every text is escaped; characters that do not print are replaced.
 
     ``show_text``: with the messages of exceptions, which may quote data. ``framed``: for a frame
-    that runs no script, whose links would lead out of it. ``lang``: of what the page itself says.
-    Without the library that draws, the numbers stand in tables alone. Errors: ``ValueError`` for a
-    run of which nothing is known.
+    that runs no script, whose links would lead out of it. ``lang``: None for that which is asked
+    for. Without the library that draws, the numbers stand in tables alone. Errors: ``ValueError``
+    for a run of which nothing is known.
     """
     if not run.reports and run.summary is None:
         raise ValueError("a page is made of incidents or of a summary, and there is none")
+    lang = lang or language()
     style = (FOLDER / "page.css").read_text()
     script = (FOLDER / "copy.js").read_text() + "addCopies(document);\n"
     return template("page.html.jinja").render(
@@ -106,6 +110,11 @@ def _page(run: RunRecord, *, show_text: bool, lang: str) -> RunPage:
         for at, report in enumerate(shown)
     )
     findings = tuple(_findings(run))
+    incidents = tuple(
+        replace(one, blocks=tuple(spoken(one.blocks, lang)), cure=translated(one.cure, lang))
+        for one in incidents
+    )
+    findings = tuple(replace(one, blocks=tuple(spoken(one.blocks, lang))) for one in findings)
     codes = dict.fromkeys(one.code for one in (*incidents, *findings))
     known = tuple(filter(None, (explained(code, lang) for code in codes)))
     return RunPage(

@@ -51,7 +51,7 @@ def _nearness(proof: Proof) -> str:
     if not _is_near(max(gaps), cosine, proof.reference):
         return _differs(proof)
     near = _within(max(gaps), _exact(proof.reference)) + (
-        f", gradient cosine {cosine:.5f}" if cosine is not None else ""
+        f", gradients in the same direction (cosine {cosine:.5f})" if cosine is not None else ""
     )
     shared = proof.reference.num_choices if proof.reference is not None else 0
     return near + (f", with {counted(shared, 'choice')} as in the run" if shared else "")

@@ -48,7 +48,8 @@ def progress_line(num_steps: int, numbers: Mapping[str, float]) -> str:
     """Return how a run stands. ``numbers``: by their names in a session's metrics and series."""
     said = [f"{counted(num_steps, 'step')} watched"]
     if (bits := numbers.get("headroom")) is not None:
-        said.append(f"headroom {number(bits)} doublings")
+        past = "values are past the end of their format"
+        said.append(f"values can double {number(bits)} times" if bits > 0.0 else past)
     if (scale := numbers.get("scale")) is not None:
         said.append(f"loss scale {number(scale)}")
     if skipped := numbers.get("skipped"):

@@ -106,7 +106,7 @@ def _lost(run: RunEnd) -> list[str]:
 def _dropped(run: RunEnd) -> list[str]:
     micros = sum(atom.remedy == "drop_micro" for atom in run.dropped)
     samples = len(run.dropped) - micros
-    said = [f"{micros} micro-batch{'es' if micros > 1 else ''}"] if micros else []
+    said = [counted(micros, "micro-batch")] if micros else []
     said += [counted(samples, "sample")] if samples else []
     return [f"{' and '.join(said)} of the data left out"] if said else []
 

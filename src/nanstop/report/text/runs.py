@@ -41,8 +41,10 @@ def render_runs(folder: str, reports: Sequence[Report], summary: Summary | None)
         lines.append(_incidents(alike))
         told = head
     first = reports[-1].incident.id if reports else ""
-    more = f"{folder}/{first}` shows one, `nanstop report --full {folder}`" if reports else ""
-    return "\n".join([*lines, *([f"note: `nanstop report {more} all"] if more else [])])
+    more = (
+        f"note: `nanstop report {folder}/{first}` shows one, `nanstop report --full {folder}` all"
+    )
+    return "\n".join([*lines, *([more] if reports else [])])
 
 
 def _began(reports: Sequence[Report], *, before: bool = False) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TextIO
 
 from nanstop.records import Diagnosis, Report
@@ -19,13 +20,15 @@ from nanstop.report.text.blocks import (
     incident_blocks,
 )
 from nanstop.report.text.in_code import code_blocks
+from nanstop.report.text.spoken import spoken
+from nanstop.report.text.wrapping import wrapped
 from nanstop.wording import counted, number
 
 STYLES: tuple[tuple[str, str], ...] = (
     (r"^error\[\w+\]", "bold red"),
     (r"^warning\[\w+\]", "bold yellow"),
-    (r"^(help|in code):", "bold green"),
-    (r"^note(\[\w+\])?:", "bold cyan"),
+    (r"^(help|in code|解决|代码)[:：]", "bold green"),
+    (r"^(note(\[\w+\])?|附注)[:：]", "bold cyan"),
     (r"^  (-->|=)", "bold blue"),
     (r"^  \+ .*$", "green"),
     (r"[+-]Inf x \d+|NaN x \d+", "red"),
@@ -98,39 +101,6 @@ def _finding_line(finding: Diagnosis) -> Block:
     return Block("summary", "  ", (finding_label(finding), finding.title, finding.cause), gap="  ")
 
 
-def wrapped(block: Block, width: int | None) -> Iterable[str]:
-    """Yield the block's lines; cells that do not fit beside the others begin a new one."""
-    line = block.lead + block.gap.join(block.cells)
-    if width is None or len(line) <= width or block.kind == "code":  # code is not to be cut
-        yield line.rstrip()
-        return
-    indent = " " * max(len(block.lead), 4)
-    line, joint = block.lead, ""
-    for cell in block.cells:
-        if joint and len(line) + len(joint) + len(cell.rstrip()) > width:
-            yield line.rstrip()
-            line, joint = indent, ""
-        *whole, line = _folded(f"{line}{joint}{cell}", width, indent)
-        yield from whole
-        joint = block.gap
-    yield line.rstrip()
-
-
-def _folded(line: str, width: int, indent: str) -> list[str]:
-    """Return the line in pieces of at most ``width`` where words allow it; no word is cut."""
-    if len(line.rstrip()) <= width:
-        return [line]
-    return textwrap.wrap(
-        line,
-        width,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-        replace_whitespace=False,
-    )
-
-
 def _text(
     blocks: Iterable[Block],
     width: int | None = None,
@@ -139,9 +109,18 @@ def _text(
 ) -> str:
     terminal = (stream or sys.stdout).isatty()
     if width is None and terminal:
-        width = shutil.get_terminal_size().columns
-    lines = "\n".join(line for block in blocks for line in wrapped(block, width))
+        width = _columns(stream or sys.stdout)
+    lines = "\n".join(line for block in spoken(blocks) for line in wrapped(block, width))
     return _coloured(lines) if (terminal if color is None else color) else lines
+
+
+def _columns(terminal: TextIO) -> int:
+    """Return how wide a terminal is; that of stdout need not be the one that is written to."""
+    with suppress(OSError, ValueError):
+        width = os.get_terminal_size(terminal.fileno()).columns
+        if width:
+            return width
+    return shutil.get_terminal_size().columns
 
 
 def _coloured(text: str) -> str:

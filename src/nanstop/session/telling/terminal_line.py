@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from nanstop.language.translate import translated
 from nanstop.report.text.progress import Stage, progress_line, stage_lines
 
 PATIENCE_SECONDS = 1.0
@@ -65,7 +66,7 @@ class TerminalLine:
             if self._bar is None and _is_terminal(self._stream):
                 self._bar = _line(self._stream)
             if self._bar is not None:
-                self._bar.set_description_str(f"nanstop: {text}")
+                self._bar.set_description_str(f"nanstop: {translated(text)}")
 
     def _go_with(self, bar: Any) -> None:
         """Take the line away ahead of a bar that closes: positions are counted from the top."""

@@ -205,7 +205,7 @@ def _made(evidence: Evidence, event: OpEvent, output: TensorStats, written: str)
     if not given:
         below = f", the least of them {number(least)}" if least < 0.0 else ""
         return f"{kind} from finite inputs{below}"
-    return f"{kind} of an Inf that it reads"
+    return f"{kind} from an Inf that it reads"
 
 
 def _outside(event: OpEvent) -> str:

@@ -74,7 +74,15 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=_lines(evidence),
         remedies=_remedies(event, output, facts),
         where=event.module,
+        usual_cure="" if output.dtype in NARROW else _SMALLER,
     )
+
+
+_SMALLER = (
+    "Look at what has made the gradient so large: a learning rate that is too high, a loss that is "
+    "summed and not averaged, a sample far from the others."
+)
+"""What is left where the format is wide: no loss scale is at work there."""
 
 
 def _cause(event: OpEvent, output: TensorStats, facts: RunFacts) -> str:

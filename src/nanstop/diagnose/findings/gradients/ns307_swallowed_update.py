@@ -113,6 +113,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     overflow = next(iter(account.overflowed_at), None)
     source = account.changed_at[-1] if account.changed_at else None
     made = f"of gradients that are finite {shown(overflow)} makes a number that is not"
+    said = (quoted(overflow), quoted(source), _advice(evidence, account))
     return Diagnosis(
         code="NS307",
         title="gradients are gone before the update",
@@ -122,7 +123,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
             f"updates that change nothing by them{f'; {made}' if overflow else ''}"
         ),
         confidence="certain" if is_clipped else "likely",
-        lines=tuple(filter(None, (quoted(overflow), quoted(source), _advice(evidence, account)))),
+        lines=tuple(dict.fromkeys(line for line in said if line)),
         where=shown(overflow or source) or standing(evidence).host,
         source=overflow or source,
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),

@@ -117,10 +117,8 @@ def _harm(facts: RunFacts, formats: tuple[str, ...]) -> tuple[Confidence, str]:
     if optimizer is not None and optimizer.fused and squares:
         return "likely", f"{squares}, and later updates divide by eps alone"
     if eps is not None and vanishes(eps, "float16"):  # some compute in float32 all the same
-        return (
-            "likely",
-            f"the optimizer's eps {eps:g} rounds to 0 in float16: what it keeps from 0 there is 0",
-        )
+        rounded = f"the optimizer's eps {eps:g} rounds to 0 in float16"
+        return "likely", f"{rounded}, and then nothing keeps its divisor from 0"
     return "likely", "squared gradients below 2.98e-08 round to 0 in float16"
 
 

@@ -1,0 +1,57 @@
+"""Blocks as lines of a terminal: where a line is broken, and how wide its letters are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from unicodedata import east_asian_width
+
+from nanstop.report.text.blocks import Block
+
+_PIECE = re.compile(
+    r"[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef][，。；：、）！？]*|[^\S\n]+|[^\s\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]+[，。；：、）！？]*"
+)
+"""What is not broken: a word with the mark behind it, one Chinese character with it, spaces."""
+
+
+def columns(text: str) -> int:
+    """Return how many columns a text takes: two for each Chinese character."""
+    return sum(1 + (east_asian_width(letter) in "WF") for letter in text)
+
+
+def padded(text: str, width: int) -> str:
+    """Return the text with spaces behind it, up to a number of columns."""
+    return text + " " * (width - columns(text))
+
+
+def wrapped(block: Block, width: int | None) -> Iterable[str]:
+    """Yield the block's lines; cells that do not fit beside the others begin a new one."""
+    line = block.lead + block.gap.join(block.cells)
+    if width is None or columns(line) <= width or block.kind == "code":  # code is not to be cut
+        yield line.rstrip()
+        return
+    indent = " " * (max(columns(block.lead), 4) + 4 * (block.kind == "tensor"))
+    line, joint = block.lead, ""
+    for cell in block.cells:
+        if joint and columns(line) + len(joint) + columns(cell.rstrip()) > width:
+            yield line.rstrip()
+            line, joint = indent, ""
+        *whole, line = _folded(f"{line}{joint}{cell}", width, indent)
+        yield from whole
+        joint = block.gap
+    yield line.rstrip()
+
+
+def _folded(line: str, width: int, indent: str) -> list[str]:
+    """Return the line in pieces of at most ``width`` where words allow it; no word is cut."""
+    if columns(line.rstrip()) <= width:
+        return [line]
+    lines = [""]
+    for piece in _PIECE.findall(line):
+        is_begun = bool(lines[-1].strip())
+        if is_begun and piece.strip() and columns(lines[-1] + piece) > width:
+            lines[-1] = lines[-1].rstrip()
+            lines.append(indent)
+        if piece.strip() or len(lines) == 1 or lines[-1].strip():
+            lines[-1] += piece
+    return lines

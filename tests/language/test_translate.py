@@ -35,6 +35,9 @@ SAID = {
     "[isolated, not cured: with it 4 of 4 runs pass, without it 4 of 4 fail]": (
         "[已隔离，没有修好：加上它 4/4 次运行通过，去掉它 4/4 次失败]"
     ),
+    "keep the trainable parameters and their optimizer state in float32 and change nothing": (
+        "可训练参数及其优化器状态保持 float32 和不做任何改变"
+    ),
     "did you mean `--out`? known: --out, --allow": "您是不是想用 `--out`？可用的有：--out, --allow",
     "the loss grew from 5 to 5e+29 before it": "在这之前损失从 5 增长到 5e+29",
     "the loss grew from 5 to 8 before it at a learning rate of 0.1": (

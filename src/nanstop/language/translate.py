@@ -113,7 +113,7 @@ def _as_parts(text: str, to: str) -> Iterator[str]:
         parts = _parted(text, joint)
         if len(parts) > 1:
             yield from _read_apart(parts, joint, to, is_code=is_code)
-            for at in range(1, len(parts)) if len(parts) > 2 and joint in _CLAUSES else ():
+            for at in range(1, len(parts)) if len(parts) > 2 else ():
                 halves = [joint.join(parts[:at]), joint.join(parts[at:])]
                 yield from _read_apart(halves, joint, to, is_code=is_code)
     beside = _IN_BRACKETS.fullmatch(text)

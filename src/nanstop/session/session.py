@@ -32,6 +32,7 @@ from nanstop.records import (
 )
 from nanstop.records.remedies import describe, of_the_loss
 from nanstop.report.announce import News, short
+from nanstop.report.text.blocks import mended_too
 from nanstop.report.text.run_end import RunEnd, said_again
 from nanstop.report.text.run_start import said_at_start
 from nanstop.session.findings import Findings
@@ -380,9 +381,7 @@ class Session(WatchedRun):
         if like == finding.code:
             self.announce(finding)
         else:
-            place = f" at `{finding.where}`" if finding.where else ""
-            told = f"{finding.code}, {finding.title}{place}"
-            self.announce(f"also {told}: {finding.cause}; the help of {like} mends it too")
+            self.announce(mended_too(finding, like))
         self._write_summary()
 
     def _write_summary(self) -> None:

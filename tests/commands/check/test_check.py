@@ -14,7 +14,16 @@ from nanstop.commands.check.check import (
 from nanstop.commands.check.result import Preflight
 from nanstop.commands.check.text import render
 from nanstop.errors import NanstopError
-from nanstop.records import Environment, PrecisionFacts, Probe, RangeRow, RunFacts, StepId
+from nanstop.records import (
+    Atom,
+    Diagnosis,
+    Environment,
+    PrecisionFacts,
+    Probe,
+    RangeRow,
+    RunFacts,
+    StepId,
+)
 
 HERE = Environment(nanstop="0", python="3")
 V100 = Environment(nanstop="0", python="3", gpu="Tesla V100", capability="7.0")
@@ -92,6 +101,19 @@ def test_a_machine_that_is_none(tmp_path, text, message):
     file.write_text(text)
     with pytest.raises(NanstopError, match=message):
         read_machine(file)
+
+
+def test_one_cause_is_told_once():
+    wide = ((Atom(remedy="fp32_trainables"),),)
+    found = tuple(
+        Diagnosis(code=code, title="half weights", cause="why", confidence="likely", remedies=cure)
+        for code, cure in (("NS102", wide), ("NS110", wide), ("NS101", ()), ("NS103", ()))
+    )
+    text = render(Preflight(facts=BF16, environment=HERE, findings=found))
+    assert text.count("help: ") == 1
+    assert "also NS110, half weights: why; the help of NS102 mends it too" in text
+    assert text.count("warning[") == 3
+    assert "4 findings" in text
 
 
 def test_a_config_stands_alone(tmp_path, monkeypatch):

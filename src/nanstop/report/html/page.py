@@ -84,9 +84,9 @@ def html_page(
     style = (FOLDER / "page.css").read_text()
     script = (FOLDER / "copy.js").read_text() + "addCopies(document);\n"
     return template("page.html.jinja").render(
+        say=labels(lang),
         page=_page(run, show_text=show_text, lang=lang),
         lang=lang,
-        say=labels(lang),
         style=trusted(style),
         script=None if framed else trusted(script),
         linked=not framed,

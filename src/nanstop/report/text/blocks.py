@@ -110,6 +110,13 @@ def finding_blocks(diagnosis: Diagnosis) -> tuple[Block, ...]:
     )
 
 
+def mended_too(finding: Diagnosis, by: str) -> str:
+    """Return the line of a finding whose help another one, of the code ``by``, has told."""
+    place = f" at `{finding.where}`" if finding.where else ""
+    told = f"{finding.code}, {finding.title}{place}"
+    return f"also {told}: {finding.cause}; the help of {by} mends it too"
+
+
 _UNDIAGNOSED = Diagnosis(
     code="NS000", title="not diagnosed", cause="no rule was run", confidence="possible"
 )

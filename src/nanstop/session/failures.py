@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from nanstop.decide import policy as policies
 from nanstop.decide.agreement import Ranks
 from nanstop.decide.repeats import Repeats, left_alone, names_samples
-from nanstop.numerics.weights import param_groups
+from nanstop.numerics.room import let_go
 from nanstop.prove.bad_samples import atoms_for
 from nanstop.prove.failing_step import (
     FailingStep,
@@ -24,6 +24,7 @@ from nanstop.prove.failing_step import (
     failing_step,
     pending_update,
 )
+from nanstop.prove.ladder import taken_by
 from nanstop.records import (
     Action,
     Atom,
@@ -31,14 +32,14 @@ from nanstop.records import (
     FailureKey,
     Proof,
     Report,
-    RunFacts,
     Signal,
     StateRow,
 )
 from nanstop.remedies.apply import applied
 from nanstop.replay.rerun import communicates
+from nanstop.replay.step import room_made
 from nanstop.session.investigation import Investigation
-from nanstop.session.run_state import RunState
+from nanstop.session.run_state import RunState, present
 from nanstop.session.shared.conclusion import Conclusion
 from nanstop.session.shared.meeting import ALONE, Meeting
 
@@ -195,12 +196,14 @@ class Failures:
         self, found: Investigation, now: FailurePoint, capture: Callable[[], FailingStep | None]
     ) -> Conclusion:
         try:
-            return self._investigate(found, now, capture())
+            with room_made(now.step) as takes:
+                return self._investigate(found, now, capture(), takes)
         except KeyboardInterrupt as interrupt:
             found.failures.append("investigation: interrupted by the user")
             action = Action(kind="continue", reason="the investigation was interrupted")
             return replace(self._new(found, action, now), interrupt=interrupt)
         except Exception as failure:  # nanstop is never the reason a run dies
+            let_go(failure)
             found.failures.append(f"investigation: {type(failure).__name__}: {failure}")
             return self._decide(found, now, None)
         finally:
@@ -215,9 +218,11 @@ class Failures:
         return skipped and row > _EACH_LOOKED_INTO and row & (row - 1) != 0
 
     def _investigate(
-        self, found: Investigation, now: FailurePoint, failing: FailingStep | None
+        self, found: Investigation, now: FailurePoint, failing: FailingStep | None, takes: int
     ) -> Conclusion:
-        found.facts = _present(found.facts, failing.step if failing is not None else now.step)
+        found.facts = present(found.facts, failing.step if failing is not None else now.step)
+        if failing is not None and takes:
+            failing = replace(failing, takes=taken_by(failing) or takes)
         if failing is None:
             known = self.known.like(found.key)
             if known is not None and bool(known.incident.bad_params) == bool(found.bad_params):
@@ -374,20 +379,6 @@ def _runs_alone(found: Investigation, step: Step) -> bool:
     if met:
         found.failures.append(f"replay: `{met}` needs the other processes")
     return met == ""
-
-
-def _present(facts: RunFacts, step: Step | None) -> RunFacts:
-    """Return the facts of a run as they are in a step:
-    layers may have been unfrozen or cast, the learning rate moved.
-    """
-    if step is None:
-        return facts
-    optimizer, rates = facts.optimizer, [r for r in step.rates if isinstance(r, float)]
-    if optimizer is not None and rates:
-        odd = [rate for rate in rates if not math.isfinite(rate)]
-        optimizer = replace(optimizer, lr=(odd or rates)[0])
-    groups = param_groups(step.view.root.named_parameters())
-    return replace(facts, param_groups=groups, optimizer=optimizer)
 
 
 def _redone(action: Action, failing: FailingStep | None) -> Mapping[int, tuple[Atom, ...]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from nanstop.decide.policy import Policy
+from nanstop.numerics.weights import param_groups
 from nanstop.records import Atom, BatchRows, RunFacts
-from nanstop.replay.step import Batch, ModelView
+from nanstop.replay.step import Batch, ModelView, Step
 from nanstop.session.history import History
 from nanstop.session.telling.live import Live
 
@@ -35,3 +38,17 @@ class RunState(Protocol):
     def decode(self) -> Callable[[Sequence[int]], str]: ...
     @property
     def in_force(self) -> tuple[Atom, ...]: ...
+
+
+def present(facts: RunFacts, step: Step | None) -> RunFacts:
+    """Return the facts of a run as they are in a step:
+    layers may have been unfrozen or cast, the learning rate moved.
+    """
+    if step is None:
+        return facts
+    optimizer, rates = facts.optimizer, [r for r in step.rates if isinstance(r, float)]
+    if optimizer is not None and rates:
+        odd = [rate for rate in rates if not math.isfinite(rate)]
+        optimizer = replace(optimizer, lr=(odd or rates)[0])
+    groups = param_groups(step.view.root.named_parameters())
+    return replace(facts, param_groups=groups, optimizer=optimizer)

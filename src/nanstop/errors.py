@@ -34,6 +34,13 @@ class TrainingStopped(NanstopError):  # noqa: N818 - no error of anybody's
         self.incident = incident
 
 
+class ShortOfMemoryError(NanstopError):
+    """A run of a step that ended for want of memory: it says nothing of the step."""
+
+    def __init__(self) -> None:
+        super().__init__("memory is short: a run of the micro-batch could not be completed")
+
+
 def unknown(
     what: str, given: object, choices: Iterable[str], *, meant: str | None = None
 ) -> NanstopError:

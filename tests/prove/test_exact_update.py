@@ -10,7 +10,7 @@ from torch import nn
 from fnstep import FnStep
 from nanstop.prove.exact_update import fault_of_update, moves_of
 from nanstop.prove.failing_step import FailingStep
-from nanstop.prove.trials import Trials
+from nanstop.prove.updates_after import UpdatesAfter
 from nanstop.records import Atom, FailureKey
 
 KEY = FailureKey(kind="nan", phase="optimizer", op="aten.addcdiv_.default", module="")
@@ -65,13 +65,13 @@ def test_an_update_that_its_format_makes_wrong_is_found():
 @pytest.mark.parametrize("scale", [2048.0, 65536.0])
 def test_a_forgotten_loss_scale_is_not_cured_by_a_wider_format(scale):
     failing = updating(lambda p: torch.optim.SGD(p, lr=10.0), torch.float16, scale=scale)
-    found = Trials(failing, KEY).following((Atom(remedy="fp32_trainables"),))
+    found = UpdatesAfter(failing).under((Atom(remedy="fp32_trainables"),))
     assert found.outcome == "other_failure"
     assert "times as long as the weights" in found.message
 
 
 def test_float32_trainables_make_the_exact_update():
     failing = updating(lambda p: ADAMW(p, lr=1e-3), torch.float16)
-    found = Trials(failing, KEY).following((Atom(remedy="fp32_trainables"),))
+    found = UpdatesAfter(failing).under((Atom(remedy="fp32_trainables"),))
     assert found.outcome == "pass", found.message
     assert math.isfinite(found.loss)

@@ -9,6 +9,7 @@ from torch import nn
 from fnstep import FnStep
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.trials import Trials
+from nanstop.prove.updates_after import UpdatesAfter
 from nanstop.records import Atom, FailureKey
 
 
@@ -77,7 +78,7 @@ KEY = FailureKey(kind="nan", phase="optimizer", op="aten.addcdiv_.default", modu
 def test_the_updates_that_follow_under_a_cure_must_not_run_away(lr, outcome):
     failing = updating(lr)
     before = [p.detach().clone() for p in failing.step.view.root.parameters()]
-    found = Trials(failing, KEY).following(())
+    found = UpdatesAfter(failing).under(())
     assert found.outcome == outcome
     assert ("the loss goes from" in found.message) == (outcome != "pass")
     after = failing.step.view.root.parameters()
@@ -87,7 +88,7 @@ def test_the_updates_that_follow_under_a_cure_must_not_run_away(lr, outcome):
 @pytest.mark.parametrize(("seconds", "outcome"), [(60.0, "other_failure"), (0.0, "pass")])
 def test_where_there_is_time_what_follows_is_twenty_updates(seconds, outcome):
     slowly = updating(0.45)
-    found = Trials(slowly, KEY, seconds=seconds, clock=lambda: 1.0).following(())
+    found = UpdatesAfter(slowly, seconds=seconds, clock=lambda: 1.0).under(())
     assert found.outcome == outcome, found
     assert found.message.endswith("in 20 updates") == (outcome != "pass")
 

@@ -15,9 +15,9 @@ import torch
 from loop_scripts import run_script
 from nanstop.decide.policy import Policy
 from nanstop.diagnose.diagnose import examine
-from nanstop.hosts import compat
 from nanstop.hosts.loop.facts import facts_of_loop
 from nanstop.hosts.model.view import PlainView
+from nanstop.numerics import host_memory
 from nanstop.records import Evidence, RunFacts, Series, StepId
 from nanstop.replay.rewind import SnapshotKeeper
 from nanstop.replay.snapshot import Trainable
@@ -194,7 +194,7 @@ def test_a_step_of_a_loop_costs_and_holds_as_much_at_its_end_as_at_its_beginning
     tmp_path, monkeypatch
 ):
     # The windows since the last snapshot are kept to a bound of their own, more or less of them.
-    monkeypatch.setattr(compat, "free_host_bytes", lambda: 0)
+    monkeypatch.setattr(host_memory, "free_bytes", lambda: 0)
     looks = Looks(1100, 2500)
     watched(tmp_path, looks, 2500 + NUM_LOOKS)
     looks.are_alike()

@@ -164,21 +164,6 @@ def advance_position(trainer: Any) -> None:
         trainer._step += 1
 
 
-def free_host_bytes() -> int:
-    """Return the host memory that can be had without swapping; 0 where the system does not say."""
-    try:
-        with Path("/proc/meminfo").open(encoding="ascii") as lines:
-            fields = dict(line.split(":", 1) for line in lines)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):  # another system than Linux
-        try:
-            import psutil  # accelerate needs it
-
-            return psutil.virtual_memory().available
-        except (ImportError, OSError):
-            return 0
-
-
 def declared_dtype(config: Any) -> str | None:
     """Return the format of the checkpoint that a config came from.
 

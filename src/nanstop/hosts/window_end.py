@@ -22,6 +22,7 @@ from nanstop.errors import NanstopError
 from nanstop.hosts import compat
 from nanstop.hosts.ending import Ending, Redone, shown
 from nanstop.hosts.window_host import HostStep, WindowHost
+from nanstop.numerics import host_memory
 from nanstop.numerics.weights import odd_weights
 from nanstop.records import Signal, StepId, TensorStats
 from nanstop.records.facts import BY_HAND
@@ -51,7 +52,7 @@ class WindowEnds:
 
     def begin(self) -> None:
         """Forget what belongs to an earlier training: its snapshot is of another optimizer."""
-        self.keeper = SnapshotKeeper(compat.free_host_bytes)
+        self.keeper = SnapshotKeeper(host_memory.free_bytes)
         self._expected: HostStep | None = None
         self._reported: tuple[str, ...] = ()
         """Weights that are bad, as a report has said."""

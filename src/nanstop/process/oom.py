@@ -6,19 +6,10 @@ import re
 import subprocess
 from pathlib import Path
 
+from nanstop.numerics.host_memory import group_folders
+
 _FILES = {"": ("memory.events",), "memory": ("memory.oom_control",)}
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-
-_OUT_OF_MEMORY = re.compile(
-    r"out of memory|can't allocate memory|not enough memory|cannot allocate|std::bad_alloc",
-    re.IGNORECASE,
-)
-
-
-def is_out_of_memory(name: str, message: str) -> bool:
-    """Return whether an exception of this class, "" for none, says that memory was short."""
-    said = "OutOfMemory" in name or name == "MemoryError"
-    return said or bool(name and _OUT_OF_MEMORY.search(message))
 
 
 def num_oom_kills(
@@ -26,24 +17,10 @@ def num_oom_kills(
 ) -> int | None:
     """Return how many out-of-memory kills the control groups of this process have counted.
 
-    None if none says so.
-
-    Version 2 (``memory.events``) and version 1 (``memory.oom_control``); inside a container the
-    group itself may be mounted as the root.
+    None if none says so. Version 2 (``memory.events``) and version 1 (``memory.oom_control``).
     """
-    try:
-        lines = membership.read_text(errors="replace").splitlines()
-    except OSError:
-        return None
-    counts = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        for controller, names in _FILES.items():
-            if controller not in controllers.split(",") and controllers != controller:
-                continue
-            below = mounted / controller
-            places = dict.fromkeys((below / path.lstrip("/"), below))
-            counts += [_count(place / name) for place in places for name in names]
+    groups = group_folders(membership, mounted, tuple(_FILES))
+    counts = [_count(folder / name) for kind, folder in groups for name in _FILES[kind]]
     known = [count for count in counts if count is not None]
     return max(known) if known else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from nanstop.replay.rerun import Attempt
 
 SAME = 1e-4
 """Distance of what is the same to float32 rounding."""
+
+_PIECE = 2**22
 
 _SMALL = 0.1
 """Share of the largest gradient's norm below which a parameter's own norm is no measure:
@@ -33,10 +35,10 @@ def cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
     """
     dot = norm_first = norm_second = 0.0
     for name in dict.fromkeys((*first, *second)):  # in an order that no hash seed moves
-        a, b = _flat(first, name, second), _flat(second, name, first)
-        dot += float(a @ b)
-        norm_first += float(a @ a)
-        norm_second += float(b @ b)
+        for a, b in _pieces(first, second, name):
+            dot += float(a @ b)
+            norm_first += float(a @ a)
+            norm_second += float(b @ b)
     if norm_first == 0.0 and norm_second == 0.0:
         return 1.0
     scale = math.sqrt(norm_first) * math.sqrt(norm_second)
@@ -53,9 +55,9 @@ def largest_gap(gradients: Mapping[str, Tensor], exact: Mapping[str, Tensor]) ->
     """
     gaps, norms = [], []
     for name in dict.fromkeys((*gradients, *exact)):
-        a, b = _flat(gradients, name, exact), _flat(exact, name, gradients)
-        gaps.append(float(torch.linalg.vector_norm(a - b)))
-        norms.append(float(torch.linalg.vector_norm(b)))
+        pieces = list(map(_gap_and_norm, _pieces(gradients, exact, name)))
+        gaps.append(math.hypot(*(gap for gap, _ in pieces)))
+        norms.append(math.hypot(*(norm for _, norm in pieces)))
     least = _SMALL * max(norms, default=0.0)
     return max(
         (_over(gap, max(norm, least)) for gap, norm in zip(gaps, norms, strict=True)), default=0.0
@@ -76,10 +78,22 @@ def _over(gap: float, norm: float) -> float:
     return gap / norm if norm > 0.0 else math.inf
 
 
-def _flat(own: Mapping[str, Tensor], name: str, other: Mapping[str, Tensor]) -> Tensor:
-    """Return a gradient in one dimension, in float64 on the host;
-    zeros of the other's size where it is missing.
+def _gap_and_norm(piece: tuple[Tensor, Tensor]) -> tuple[float, float]:
+    own, exact = piece
+    norm = torch.linalg.vector_norm
+    return float(norm(own - exact)), float(norm(exact))
+
+
+def _pieces(
+    first: Mapping[str, Tensor], second: Mapping[str, Tensor], name: str
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield a gradient of two sets in parts, in one dimension and in float64 on the host; zeros
+    where one has none. All of it at once would be many times the gradient.
     """
-    if name in own:
-        return in_float64(own[name]).flatten().cpu()
-    return torch.zeros(other[name].numel(), dtype=torch.float64)
+    found = [one[name].flatten() if name in one else None for one in (first, second)]
+    for start in range(0, max(one.numel() for one in found if one is not None), _PIECE):
+        parts = [one[start : start + _PIECE] if one is not None else None for one in found]
+        like = next(part for part in parts if part is not None)
+        zeros = torch.zeros(like.shape, dtype=torch.float64)
+        own, other = (zeros if part is None else in_float64(part).cpu() for part in parts)
+        yield own, other

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from nanstop.errors import NanstopError
+from nanstop.errors import NanstopError, ShortOfMemoryError
+from nanstop.numerics.host_memory import lacks_memory
 from nanstop.records import Atom, Outcome, Reference, Trial
 from nanstop.records.remedies import are_forms
 
@@ -100,8 +101,9 @@ class Bench:
         try:
             return run()
         except Exception as error:  # a trial that cannot be run is an outcome like any other
-            outcome: Outcome = "oom" if isinstance(error, MemoryError) else "crash"
-            if isinstance(error, NanstopError):  # the remedy's own word for it
+            short = isinstance(error, ShortOfMemoryError) or lacks_memory(error)
+            outcome: Outcome = "oom" if short else "crash"
+            if isinstance(error, NanstopError) and not short:  # the remedy's own word for it
                 outcome = "not_applicable"
             return Trial(
                 atoms=atoms,

@@ -4,24 +4,27 @@ numbers that were drawn, the choices that were made, the modules beside the mode
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from nanstop.errors import ShortOfMemoryError
 from nanstop.numerics.tensors import HALF, format_name
 from nanstop.prove.agreement import agree, cosine, largest_gap, loss_gap
 from nanstop.prove.failing_step import FailingStep
+from nanstop.prove.ladder import Ladder, Rung
 from nanstop.remedies.precision import reference
+from nanstop.remedies.streamed import Stream, streamed
 from nanstop.replay.conditions import Under, without_dropout
 from nanstop.replay.path import Path
 from nanstop.replay.rerun import Attempt
-from nanstop.replay.step import Batch
+from nanstop.replay.step import Batch, gradients_of
 
 Gaps = tuple[float, float, float]
 """Distance of a loss, cosine of the gradients, distance of the worst gradient."""
@@ -37,16 +40,27 @@ class ExactRuns:
 
     The first run of a micro-batch makes the path that all others of it take. ``dtype``: exact is
     float32, and float64 from where the failing micro-batch was found to fail in float32 and to pass
-    in that: exp(100) is beyond the one and not beyond the other.
+    in that: exp(100) is beyond the one and not beyond the other. ``ladder``: how much of the model
+    is held in it at a time.
     """
 
-    def __init__(self, failing: FailingStep) -> None:
+    def __init__(self, failing: FailingStep, ladder: Ladder | None = None) -> None:
         self._failing = failing
+        self._ladder = ladder or Ladder(failing, "")
         self._paths: dict[int, Path] = {}
         self._runs: dict[int, Attempt] = {}
         self._takes_choices = True
         self._fails_in_float64 = False
         self.dtype = torch.float32
+
+    def beside(self, failing: FailingStep) -> ExactRuns:
+        """Return the runs of another step, as exact as these."""
+        return ExactRuns(failing, self._ladder)
+
+    @property
+    def scope(self) -> str:
+        """What of the model is computed exactly at a time; "" for all of it."""
+        return "layer by layer" if self._ladder.rung is Rung.PARTS else ""
 
     def path(self, micro: int) -> Path:
         """Return the path of a micro-batch."""
@@ -70,13 +84,17 @@ class ExactRuns:
                 self._takes_choices = freed.failed
                 run = run if freed.failed else freed
             self._runs[micro] = run
-            if run.failed and micro == self._failing.micro and self._is_small():
+            if run.failed and micro == self._failing.micro and self._may_widen():
                 self._widen(micro)
         return self._runs[micro]
 
     def _widen(self, micro: int) -> None:
         self.dtype = torch.float64
-        run = self._exact(self.path(micro), micro)
+        try:
+            run = self._whole(self.path(micro), micro)
+        except ShortOfMemoryError:
+            self.dtype = torch.float32
+            return
         if run.failed:
             self.dtype = torch.float32
             # What refuses float64 (a constant of the script in float32, in a product) says nothing.
@@ -84,9 +102,10 @@ class ExactRuns:
         else:
             self._runs = {micro: run}
 
-    def _is_small(self) -> bool:
+    def _may_widen(self) -> bool:
         root = self._failing.step.view.root
-        return sum(p.numel() for p in root.parameters()) <= MOST_IN_FLOAT64
+        is_small = sum(p.numel() for p in root.parameters()) <= MOST_IN_FLOAT64
+        return is_small and self._ladder.rung is Rung.WHOLE
 
     def fails_in(self) -> tuple[str, ...]:
         """Return the formats in which the failing micro-batch was run exactly and failed."""
@@ -98,10 +117,10 @@ class ExactRuns:
         """Return the half format that the float32 run of the failing micro-batch has ops in, which
         casts of the script bring back; "" where there is none, or the run passes.
         """
-        if not self.of(self._failing.micro).failed:
-            return ""
+        if not self.of(self._failing.micro).failed or self._ladder.rung is not Rung.WHOLE:
+            return ""  # by parts, a run with such ops is none
         path = Path()
-        self._exact(path, self._failing.micro)
+        self._whole(path, self._failing.micro)
         return next((format_name(dtype) for dtype in HALF if dtype in path.formats), "")
 
     def num_taken(self) -> tuple[int, int]:
@@ -160,13 +179,52 @@ class ExactRuns:
         return runs[0], runs[1]
 
     def _in_exact(self) -> AbstractContextManager[None]:
-        return reference(self._failing.step.view, self.dtype)
+        return reference(self._failing.step.view, self.dtype, with_state=False)
 
     def _exact(self, path: Path, micro: int, batch: Batch | None = None) -> Attempt:
+        """Run a batch exactly, on the highest rung that there is room for. Errors:
+        ``ShortOfMemoryError`` where no run of all of it can be had.
+        """
+        if self._ladder.rung is Rung.WHOLE:
+            with suppress(ShortOfMemoryError):
+                return self._whole(path, micro, batch)
+            self._ladder.step_down()
+        if self._ladder.rung is Rung.PARTS:
+            run = self._by_parts(path, micro, batch)
+            if run is not None:
+                return run
+            self._ladder.step_down()
+        raise ShortOfMemoryError
+
+    def _whole(self, path: Path, micro: int, batch: Batch | None = None) -> Attempt:
         run = self._on(path, micro, batch=batch, under=self._in_exact, without_update=True)
         # A run that fails on a device is nearly full:
         # what only waits to be compared waits in host memory.
         return replace(run, grads={name: grad.cpu() for name, grad in (run.grads or {}).items()})
+
+    def _by_parts(self, path: Path, micro: int, batch: Batch | None) -> Attempt | None:
+        """Return the exact run with one part of the model in float32 at a time; None where memory
+        is short for that, too, or some of it is not computed in float32 so.
+        """
+        if self._failing.step.facts.compiled:
+            return None
+        if not path.is_known:
+            self._on(path, micro, batch=batch, under=nullcontext, without_update=True)
+        view = self._failing.step.view
+        stream, formats = Stream(view.root), set[torch.dtype]()
+        try:
+            run = self._on(
+                path,
+                micro,
+                batch=batch,
+                under=partial(streamed, view, stream),
+                without_update=True,
+                gathered=stream.gathered,
+                formats=formats,
+            )
+        except ShortOfMemoryError:
+            return None
+        return None if run.error is not None or formats & set(HALF) else run
 
     def _on(
         self,
@@ -176,9 +234,11 @@ class ExactRuns:
         under: Under,
         batch: Batch | None = None,
         without_update: bool = False,
+        gathered: Callable[[nn.Module], Mapping[str, Tensor]] = gradients_of,
+        formats: set[torch.dtype] | None = None,
     ) -> Attempt:
         """Run a batch on a path, which is made by it where it is not known yet."""
-        played = partial(path.played, choices=self._takes_choices)
+        played = partial(path.played, choices=self._takes_choices, formats=formats)
         along = played if path.is_known else partial(self._first, path)
         run = self._failing.attempt(
             micro,
@@ -186,6 +246,7 @@ class ExactRuns:
             without_update=without_update,
             under=under,
             along=nullcontext if self._failing.step.facts.compiled else along,
+            gathered=gathered,
         )
         return replace(run, strayed=path.strayed)
 

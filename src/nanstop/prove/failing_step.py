@@ -9,9 +9,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from nanstop.decide.agreement import Ranks
+from nanstop.errors import ShortOfMemoryError
+from nanstop.numerics.host_memory import lacks_memory
+from nanstop.numerics.room import let_go, require
 from nanstop.numerics.tensors import HALF, nonfinite
 from nanstop.numerics.update_length import TOO_LONG
 from nanstop.records import Phase, Signal, StepId
@@ -20,7 +23,10 @@ from nanstop.replay.conditions import Under
 from nanstop.replay.rerun import Attempt, attempt
 from nanstop.replay.rewind import Rewind
 from nanstop.replay.snapshot import Snapshot
-from nanstop.replay.step import Batch, Step, trainable_of
+from nanstop.replay.step import Batch, Step, gradients_of, trainable_of
+
+_WORKSPACE = 2**24
+"""Bytes that kernels of a CPU may want for themselves."""
 
 
 class WayBack(Protocol):
@@ -119,6 +125,8 @@ class FailingStep:
     broken: tuple[Signal, ...] = ()
     rewritten: bool = False
     way_back: WayBack | None = None
+    takes: int = 0
+    """The memory that a run takes beyond what is held, in bytes, where little more is left."""
 
     def attempt(
         self,
@@ -128,21 +136,31 @@ class FailingStep:
         without_update: bool = False,
         under: Under,
         along: Under = nullcontext,
+        gathered: Callable[[nn.Module], Mapping[str, Tensor]] = gradients_of,
     ) -> Attempt:
         """Run the failing step (or another micro-batch of its window) under a context, undone, and
-        keep the gradients. ``along``: see ``replay.rerun.attempt``.
+        keep the gradients. ``along``, ``gathered``: see ``replay.rerun.attempt``. Errors:
+        ``ShortOfMemoryError``.
         """
-        return attempt(
-            self.step,
-            self.micro if micro is None else micro,
-            batch=batch,
-            update=self.update and not without_update,
-            window=self.update,
-            keep_grads=True,
-            in_float32=self.in_float32,
-            under=partial(self.from_snapshot, under),
-            along=along,
-        )
+        try:
+            run = attempt(
+                self.step,
+                self.micro if micro is None else micro,
+                batch=batch,
+                update=self.update and not without_update,
+                window=self.update,
+                keep_grads=True,
+                in_float32=self.in_float32,
+                under=partial(self.from_snapshot, under),
+                along=along,
+                gathered=gathered,
+            )
+        except Exception as error:  # a context that could not be had
+            if not lacks_memory(error):
+                raise
+            let_go(error)
+            raise ShortOfMemoryError from None
+        return _with_memory(run)
 
     def run_on(self, goes_on: Callable[[int], bool], *, under: Under) -> Following:
         """Apply the update of the window and others on it, under a context, undone.
@@ -162,16 +180,21 @@ class FailingStep:
     @contextmanager
     def from_snapshot(self, under: Under) -> Iterator[None]:
         """Have a context inside; where the update is still to come, with those before it made
-        anew under the same context.
+        anew under the same context. Errors: ``ShortOfMemoryError``.
         """
-        if not self.pending:
-            with under():
-                yield
-            return
-        with self.rewind.rewound() if self.rewind is not None else nullcontext(), under():
-            for earlier in self.before:
+        way_back, gradients = self.rewind if self.pending else None, self._gradient_bytes()
+        with way_back.rewound() if way_back is not None else nullcontext(), under():
+            if self.takes:
+                now = self._gradient_bytes()
+                kept = max(0, self.takes - gradients) * max(1.0, now / max(gradients, 1))
+                require(self.step.view.device_type, int(now + kept) + _WORKSPACE)
+            for earlier in self.before if self.pending else ():
                 apply_update(earlier)
             yield
+
+    def _gradient_bytes(self) -> int:
+        """Return what gradients take in the formats that parameters have now."""
+        return sum(p.nbytes for p in self.step.view.root.parameters() if p.requires_grad)
 
     def usual_length(self) -> float | None:
         """Return the length of the longest update between the snapshot and this step, over all
@@ -201,13 +224,21 @@ class FailingStep:
             yield
 
 
+def _with_memory(run: Attempt) -> Attempt:
+    if run.lacked_memory:
+        raise ShortOfMemoryError
+    return run
+
+
 def mean_loss(step: Step) -> float:
     """Return the mean loss of a window's micro-batches, NaN where the script refuses one. Gradients
     are left in place. Synchronises the device.
     """
     try:
         losses = [float(step.run(micro)) for micro in range(len(step.batches))]
-    except Exception:  # the script's own refusal of what it met
+    except Exception as error:  # the script's own refusal of what it met
+        if lacks_memory(error):
+            raise
         return math.nan
     return sum(losses) / len(losses)
 
@@ -238,7 +269,8 @@ def failing_step(
     bad = [
         micro
         for micro, loss in enumerate(step.losses)
-        if (loss is not None and not bool(loss.isfinite().all())) or attempt(step, micro).failed
+        if (loss is not None and not bool(loss.isfinite().all()))
+        or _with_memory(attempt(step, micro)).failed
     ]
     before = tuple(one for one in before if one is not step)
     return FailingStep(step, bad[0] if bad else 0, tuple(bad) or (0,), before=before)

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from nanstop.decide.policy import DATA_REMEDIES, Policy, not_allowed
+from nanstop.numerics.room import let_go
 from nanstop.prove.bench import Budget
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.search import prove
 from nanstop.prove.trials import Trials
-from nanstop.records import Atom, FailureKey, Proof, Trial
+from nanstop.prove.updates_after import UpdatesAfter
+from nanstop.records import Atom, FailureKey, Finiteness, Proof, Trial
 from nanstop.records.remedies import FORMS, safety_of
 from nanstop.rewrite.form_code import FormCode
 
@@ -27,6 +29,7 @@ def prove_step(
     candidates: tuple[tuple[Atom, ...], ...],
     *,
     policy: Policy,
+    wider: Finiteness = "unknown",
     tried: Callable[[Trial], None] = lambda _: None,
     codes: Callable[[Proof], Iterable[FormCode]] = lambda _: (),
 ) -> Proof:
@@ -34,16 +37,18 @@ def prove_step(
 
     It is confirmed on the window's other failing micro-batches, on a healthy one and, where the
     window is one of training whose gradients the script leaves as they are, on the updates that
-    follow. Everything tried is undone. ``tried``:
-    told of each trial as it ends. ``codes``: what can be typed for the forms of a cure.
+    follow. Everything tried is undone. ``wider``: what the failing operation gives in a wider
+    format. ``tried``: told of each trial as it ends. ``codes``: what can be typed for the forms of
+    a cure.
     """
-    trials = Trials(failing, key, seconds=_FOLLOWING_SHARE * policy.budget_seconds)
+    trials = Trials(failing, key, wider=wider)
+    after = UpdatesAfter(failing, seconds=_FOLLOWING_SHARE * policy.budget_seconds)
     others = [] if failing.update else [m for m in failing.micros if m != failing.micro]
     healthy = [m for m in range(len(failing.step.batches)) if m not in failing.micros][:1]
     goes_on = failing.update or (failing.step.rates and not failing.rewritten)
 
     def trial(atoms: tuple[Atom, ...], micro: int | None) -> Trial:
-        ended = trials.trial(atoms, micro)
+        ended = _freed(lambda: trials.trial(atoms, micro))
         tried(ended)
         return ended
 
@@ -55,13 +60,21 @@ def prove_step(
         safety_of=safety_of,
         extend=trials.extend,
         confirm=(*others[:_MAX_CONFIRMED], *healthy),
-        lasts=trials.following if goes_on else None,
-        anew=trials.anew,
+        lasts=(lambda atoms: _freed(lambda: after.under(atoms))) if goes_on else None,
+        anew=lambda atoms: _freed(lambda: trials.anew(atoms)),
         permitted=lambda atoms: not not_allowed(policy, atoms),
         isolates=lambda atoms: any(atom.remedy in DATA_REMEDIES for atom in atoms),
         budget=Budget(trials=policy.budget_trials, seconds=policy.budget_seconds),
     )
-    scope = "optimizer update" if failing.update else "micro-batch"
     has_forms = any(atom.remedy in FORMS for atom in proof.minimal) and not failing.update
     typed = trials.typed(codes(proof)) if has_forms else None
-    return replace(proof, scope=scope, typed=typed)
+    return replace(proof, scope=trials.scope, typed=typed)
+
+
+def _freed(run: Callable[[], Trial]) -> Trial:
+    """Make a run; what one that memory was too short for had made is free before the next."""
+    try:
+        return run()
+    except Exception as error:
+        let_go(error)
+        raise

@@ -303,6 +303,8 @@ def _without_a_cure(bench: Bench) -> str:
             f"a part of the step is cast to {bench.reference.still_in} by the script itself, even "
             "in the float32 run: cast to float32 there"
         )
+    if bench.reference.outcome == "oom":
+        return "memory is short for any float32 run: run this step again where there is more"
     if bench.reference.outcome != "pass":
         widest = bench.reference.widest
         known = widest == "float64"

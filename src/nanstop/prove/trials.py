@@ -4,23 +4,21 @@ each is one undone run, held against the float32 reference of the same step.
 
 from __future__ import annotations
 
-import math
 import re
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import cached_property, partial
 from itertools import islice
 
 import torch
 
+from nanstop.errors import ShortOfMemoryError
 from nanstop.localize.localize import localize
 from nanstop.numerics.tensors import HALF, format_name
 from nanstop.prove.agreement import agree
 from nanstop.prove.bad_samples import atoms_for, healthy_rows, without
 from nanstop.prove.exact import ExactRuns, Gaps, farthest
-from nanstop.prove.exact_update import fault_of_update
-from nanstop.prove.failing_step import FailingStep, Following
+from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.form_evidence import (
     is_any_number,
     next_form,
@@ -29,17 +27,25 @@ from nanstop.prove.form_evidence import (
     window_unchanged,
     windows_before,
 )
-from nanstop.records import Atom, FailureKey, Localization, Outcome, Reference, Trial
+from nanstop.prove.ladder import Ladder
+from nanstop.prove.region import RegionRuns
+from nanstop.records import (
+    Atom,
+    FailureKey,
+    Finiteness,
+    Localization,
+    Outcome,
+    Reference,
+    Trial,
+)
 from nanstop.records.formats import EPSILON
 from nanstop.records.remedies import are_forms
 from nanstop.remedies.apply import applied
 from nanstop.remedies.data import dropped_micros, rebatch
-from nanstop.remedies.precision import reference
 from nanstop.replay.batches import num_samples
 from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import Batch, ModelView
 from nanstop.rewrite.form_code import FormCode
-from nanstop.wording import counted
 
 _HEALTHY_FACTOR = 3.0
 _SPACINGS = 8.0, 10.0, 64.0
@@ -47,12 +53,6 @@ _SPACINGS = 8.0, 10.0, 64.0
 may be off under a cure where no healthy run says how far is usual.
 """
 
-_FEWEST_UPDATES, _MOST_UPDATES = 4, 20
-"""How many updates a cure must stand, the failing one among them: the fewest whatever they take,
-more of them as long as there is time.
-"""
-_RUNS_AWAY = 10.0
-"""A loss has run away that exceeds the first by this many times its size, or this much."""
 _MAX_OTHERS = 3
 _BEFORE = "the windows before"
 _DTYPE_CLASH = re.compile(r"same dtype|expected scalar type|dtype mismatch|must match.*dtype", re.I)
@@ -62,7 +62,7 @@ _MAX_ISLANDS = 8
 class Trials:
     """Runs trials of one failing step. Call inside ``failing.in_place()``.
 
-    ``seconds``: how long the updates that follow under one cure may take, by ``clock``.
+    ``wider``: what the failing operation gives in a wider format.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class Trials:
         failing: FailingStep,
         key: FailureKey,
         *,
-        seconds: float = 3.0,
-        clock: Callable[[], float] = time.monotonic,
+        wider: Finiteness = "unknown",
     ) -> None:
         self._failing = failing
+        self._wider: Finiteness = wider
         self._key = key
-        self._seconds, self._clock = seconds, clock
-        self._exact = ExactRuns(failing)
+        self._ladder = Ladder(failing, key.module)
+        self._exact = ExactRuns(failing, self._ladder)
         self._places: dict[frozenset[Atom], Localization] = {}
 
     def reference(self) -> Reference:
@@ -86,7 +86,7 @@ class Trials:
         own float32 run; where there is none, they follow from the format's spacing. A loss is at
         best a sum in float32, in whose last digits the few that are healthy may agree by chance.
         """
-        run = self._exact.of(self._failing.micro)
+        run = self._reference_run()
         eps = self._exact.coarsest_eps()
         source, healthy = self._healthy_gaps()
         loss, cosines, gradient = (
@@ -108,6 +108,18 @@ class Trials:
             still_in=self._exact.still_in(),
             fails_in=self._exact.fails_in(),
         )
+
+    def _reference_run(self) -> Attempt:
+        try:
+            return self._exact.of(self._failing.micro)
+        except ShortOfMemoryError:
+            self._exact = RegionRuns(self._failing, self._ladder, self._wider)
+            return self._exact.of(self._failing.micro)
+
+    @property
+    def scope(self) -> str:
+        """What was run, and held against what of it in exact numbers."""
+        return self._exact.scope or ("optimizer update" if self._failing.update else "micro-batch")
 
     def _healthy_gaps(self) -> tuple[str, Gaps | None]:
         """Return what is healthy, and how far it is from float32.
@@ -136,7 +148,7 @@ class Trials:
         weights of today.
         """
         earlier = islice(windows_before(self._failing), _MAX_OTHERS)
-        found = (_own_gaps(ExactRuns(one), one.micro) for one in earlier)
+        found = (_own_gaps(self._exact.beside(one), one.micro) for one in earlier)
         return [gaps for gaps in found if gaps is not None]
 
     def _gaps_of_rows(self) -> list[Gaps]:
@@ -228,44 +240,9 @@ class Trials:
             message=f"micro-batch {failed[0]} fails without it" if failed else "",
         )
 
-    def following(self, atoms: tuple[Atom, ...]) -> Trial:
-        """Apply this update and those after it on the same window, under ``atoms``: whether weights
-        and losses stay.
-
-        The update itself must be the step that its gradients make exactly. What is finite now and
-        ruins the forward after it has cured nothing, where float32 is ruined as well. Where it is
-        not, what fails later is another failure of the format. Raises what the host's update
-        raises.
-        """
-        began, under = time.perf_counter(), partial(applied, self._view, atoms)
-        loss, message = None, fault_of_update(self._failing, under) if self._failing.update else ""
-        if not message:
-            following = self._failing.run_on(self._in_time(), under=under)
-            loss, message = _ruin(following)
-            message = message and self._ruin_in_float32(following.num)
-        return Trial(
-            atoms=atoms,
-            outcome="other_failure" if message else "pass",
-            micro=self._failing.micro,
-            loss=loss,
-            seconds=time.perf_counter() - began,
-            message=message,
-        )
-
     def typed(self, codes: Iterable[FormCode]) -> tuple[Atom, ...] | None:
         """Return the forms of a cure that can be typed: see ``typed_forms``."""
         return typed_forms(self._failing, self._exact, codes)
-
-    def _in_time(self) -> Callable[[int], bool]:
-        """Return whether another update is made after so many, from now on."""
-        end = self._clock() + self._seconds
-        return lambda num: num < (_MOST_UPDATES if self._clock() < end else _FEWEST_UPDATES)
-
-    def _ruin_in_float32(self, num: int) -> str:
-        """Return what as many updates ruin in float32, or more where there is time, or ""."""
-        in_time = self._in_time()
-        under = partial(reference, self._view)
-        return _ruin(self._failing.run_on(lambda made: made < num or in_time(made), under=under))[1]
 
     @cached_property
     def _others(self) -> tuple[int, ...]:
@@ -356,23 +333,16 @@ class Trials:
 
 
 def _own_gaps(exact: ExactRuns, micro: int) -> Gaps | None:
-    """Return how far a micro-batch, run as it is, is from float32."""
-    own = exact.attempt(micro, under=nullcontext, without_update=True)
-    return exact.gaps(micro, own, nullcontext)
-
-
-def _ruin(following: Following) -> tuple[float, str]:
-    """Return the worst loss of some updates, and what they ruin, or ""."""
-    losses, broken = following.losses, following.broken
-    first, worst = losses[0], math.nan if math.isnan(losses[-1]) else max(losses)
-    after = counted(following.num, "update")
-    if not worst - first <= _RUNS_AWAY * max(abs(first), 1.0):
-        return worst, f"the loss goes from {first:.4g} to {worst:.4g} in {after}"
-    return worst, f"{broken[0]} is not finite after {after}" if broken else ""
+    """Return how far a micro-batch, run as it is, is from float32; None where nothing tells."""
+    try:
+        own = exact.attempt(micro, under=nullcontext, without_update=True)
+        return exact.gaps(micro, own, nullcontext)
+    except ShortOfMemoryError:
+        return None
 
 
 def _outcome(run: Attempt, key: FailureKey | None, failure: FailureKey) -> Outcome:
-    if isinstance(run.error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(run.error, ShortOfMemoryError):
         return "oom"
     if run.error is not None:
         return "same_failure" if failure.kind == "exception" else "crash"

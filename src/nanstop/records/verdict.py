@@ -303,6 +303,11 @@ class Report:
     failures: tuple[str, ...] = ()
     """Stages of the investigation that did not complete, with the reason."""
 
+    @property
+    def led_here(self) -> bool:
+        """Whether a remedy was proven on the updates that had led to the failure."""
+        return self.proof is not None and self.proof.is_of_updates
+
     def __repr__(self) -> str:
         what = f"{self.diagnoses[0].code} {self.diagnoses[0].title}" if self.diagnoses else "NS000"
         times = f", {self.count} times" if self.count > 1 else ""

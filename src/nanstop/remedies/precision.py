@@ -87,16 +87,25 @@ def bf16(view: ModelView, _: Atom) -> Iterator[None]:
 
 
 @contextmanager
-def reference(view: ModelView, dtype: torch.dtype = torch.float32) -> Iterator[None]:
+def reference(
+    view: ModelView, dtype: torch.dtype = torch.float32, *, with_state: bool = True
+) -> Iterator[None]:
     """The whole model in float32 or float64: storage, optimizer state, 4-bit compute format;
-    the host's autocast is off.
+    the host's autocast is off. ``with_state``: whether an update is run inside.
 
     Compiled code runs eagerly. Needs room for a copy of every parameter that is narrower.
     The same storages are back on exit.
     """
     half = frozenset(HALF)
     narrower = half if dtype is torch.float32 else half | {torch.float32}
-    with _in_format(view, narrower, dtype), eager(), WithoutAutocast(view.device_type, half):
+    with _in_format(view, narrower, dtype, with_state=with_state), computed_anew(view):
+        yield
+
+
+@contextmanager
+def computed_anew(view: ModelView) -> Iterator[None]:
+    """Have nothing inside computed by compiled code, or in the format of an autocast."""
+    with eager(), WithoutAutocast(view.device_type, frozenset(HALF)):
         yield
 
 
@@ -166,12 +175,31 @@ def modules_named(view: ModelView, name: str) -> list[nn.Module]:
 
 @contextmanager
 def _in_format(
-    view: ModelView, replaced: frozenset[torch.dtype], dtype: torch.dtype
+    view: ModelView,
+    replaced: frozenset[torch.dtype],
+    dtype: torch.dtype,
+    *,
+    with_state: bool = True,
 ) -> Iterator[None]:
     """Everything that is stored or computed in one of ``replaced``, beside the model too: in
     ``dtype``.
     """
     tensors = stored_in(view, replaced)
+    with ExitStack() as undo:
+        undo.enter_context(computed_in(view, replaced, dtype))
+        if with_state and view.optimizer is not None:
+            undo.enter_context(state_swapped(view.optimizer, tensors, dtype))
+        undo.enter_context(swapped((*tensors, *_beside_in(view, replaced)), dtype))
+        for root in (view.root, *view.beside):
+            undo.enter_context(saved_plain(root))
+        yield
+
+
+@contextmanager
+def computed_in(
+    view: ModelView, replaced: frozenset[torch.dtype], dtype: torch.dtype
+) -> Iterator[None]:
+    """What computes in one of ``replaced`` does so in ``dtype``, whatever formats are stored."""
     region = dtype if dtype in HALF else None
     with ExitStack() as undo:
         for root in (view.root, *view.beside):
@@ -183,11 +211,6 @@ def _in_format(
             layer = view.root.get_submodule(name)
             if vars(layer).get("compute_dtype") in (*replaced, None):
                 computing_in(layer, undo, dtype)
-        if view.optimizer is not None:
-            undo.enter_context(state_swapped(view.optimizer, tensors, dtype))
-        undo.enter_context(swapped((*tensors, *_beside_in(view, replaced)), dtype))
-        for root in (view.root, *view.beside):
-            undo.enter_context(saved_plain(root))
         yield
 
 

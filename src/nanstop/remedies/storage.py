@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
 
@@ -50,8 +50,8 @@ def state_swapped(
     """
     optimizer = innermost(optimizer)
     state = _WideState(optimizer, {p: plain_format(p) for p in parameters}, dtype)
-    state.widen()
     try:
+        state.widen()
         with (
             optimizer.register_step_pre_hook(state.widen),
             state_saved_as(optimizer, state.plain),
@@ -117,16 +117,23 @@ class _WideState:
                     state[name] = value.to(self.dtype)
 
     def restore(self) -> None:
-        """Put back the tensors that were there, with what they have become."""
-        for parameter in self.formats:
-            state = self.optimizer.state.get(parameter, {})
-            for name, value in state.items():
-                noted = self.noted.get((parameter, name))
-                if noted is not None:
-                    round_into(noted, value)
+        """Put back the tensors that were there, with what they have become. Where memory is short
+        for that, they are as they were, and it is raised once all are back.
+        """
+        with ExitStack() as undo:
+            for parameter in self.formats:
+                state = self.optimizer.state.get(parameter, {})
+                for name, value in state.items():
+                    noted = self.noted.get((parameter, name))
+                    if noted is None:
+                        undo.callback(self._narrowed, state, parameter, name, value)
+                        continue
                     state[name] = noted
-                else:
-                    state[name] = self._narrow(parameter, name, value)
+                    if value is not noted:
+                        undo.callback(round_into, noted, value)
+
+    def _narrowed(self, state: dict[str, Any], parameter: Tensor, name: str, value: Any) -> None:
+        state[name] = self._narrow(parameter, name, value)
 
     def plain(self, parameter: Any, entries: dict[str, Any]) -> dict[str, Any]:
         """Return the entries of a parameter in the formats of the exit."""

@@ -24,6 +24,7 @@ from nanstop.replay.undo import exchanged
 T = TypeVar("T")
 
 _INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PIECE = 2**22
 _COPYING = ("__reduce_ex__", "__deepcopy__")
 
 
@@ -121,9 +122,11 @@ class Held:
             round_into(own_grad.data, grad)  # a graph may hold it: its version does not move
             grad = own_grad
         self._own_grad = None
-        self._settle()
-        self._put(self.own, grad)
-        self.resting = True
+        try:
+            self._settle()
+        finally:  # where memory is short, too
+            self._put(self.own, grad)
+            self.resting = True
 
     @_unrecorded
     def plain(self) -> Tensor:
@@ -356,8 +359,18 @@ def round_into(old: Tensor, new: Tensor) -> None:
     bit for bit.
     """
     new = new.to(old.device)
-    changed = _bits(old.to(new.dtype)) != _bits(new)
-    old.copy_(torch.where(changed, new.to(old.dtype), old))
+    for one, other in _pieces(old, new):
+        changed = _bits(one.to(other.dtype)) != _bits(other)
+        one.copy_(torch.where(changed, other.to(one.dtype), one))
+
+
+def _pieces(old: Tensor, new: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield two tensors of one shape in parts, so that nothing of their size is made on the way."""
+    if old.numel() <= _PIECE or not (old.is_contiguous() and new.is_contiguous()):
+        yield old, new
+        return
+    parts = (tensor.view(-1).split(_PIECE) for tensor in (old, new))
+    yield from zip(*parts, strict=True)
 
 
 def _bits(tensor: Tensor) -> Tensor:

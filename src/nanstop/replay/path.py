@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -82,20 +82,62 @@ class Path:
         _settle(self._turns)
         self.is_known = True
 
-    def played(self, *, choices: bool = True) -> AbstractContextManager[object]:
-        """Have the run inside draw, and with ``choices`` choose, what was recorded."""
+    def played(
+        self,
+        *,
+        choices: bool = True,
+        formats: set[torch.dtype] | None = None,
+        start: tuple[int, int] = (0, 0),
+    ) -> AbstractContextManager[object]:
+        """Have the run inside draw, and with ``choices`` choose, what was recorded.
+        ``formats``: is told of those that it computes in; ``start``: see ``place_on_path``.
+        """
         self.strayed = ""
         wanted = [turn for turn in self._turns if turn.drawn or choices]
-        return self._played(wanted) if wanted else nullcontext()
+        is_asked = bool(wanted) or formats is not None
+        return self._played(wanted, formats, start) if is_asked else nullcontext()
 
     @contextmanager
-    def _played(self, turns: Sequence[_Turn]) -> Iterator[None]:
-        playing = _Playing(turns)
+    def _played(
+        self,
+        turns: Sequence[_Turn],
+        formats: set[torch.dtype] | None,
+        start: tuple[int, int],
+    ) -> Iterator[None]:
+        playing = _Playing(turns, formats)
+        playing.place = start
         try:
             with eager(), playing:
                 yield
         finally:
             self.strayed = playing.strayed
+
+
+def place_on_path() -> tuple[int, int]:
+    """Return how many draws and choices of its path the run that is on has come to."""
+    on = [one for one in _get_current_dispatch_mode_stack() if isinstance(one, _OnPath)]
+    return on[-1].place if on else (0, 0)
+
+
+def passage() -> Callable[[], AbstractContextManager[None]]:
+    """Note where on their paths the runs that are on are now; return what has them be there again
+    inside, and where they are by then on exit: for a part that is run once more.
+    """
+    playing = [one for one in _get_current_dispatch_mode_stack() if isinstance(one, _Playing)]
+    noted = [one.place for one in playing]
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        present = [one.place for one in playing]
+        for one, place in zip(playing, noted, strict=True):
+            one.place = place
+        try:
+            yield
+        finally:
+            for one, place in zip(playing, present, strict=True):
+                one.place = place
+
+    return again
 
 
 @contextmanager
@@ -185,16 +227,24 @@ class _Call:
 
 
 class _OnPath(TorchDispatchMode, ABC):
-    """Sees every op, below autograd; subclasses say what becomes of draws and of choices."""
+    """Sees every op, below autograd; subclasses say what becomes of draws and of choices.
+    ``formats``: is told of what is computed in; ``place``: how many draws and choices there were.
+    """
 
     takes_choices = True
+
+    def __init__(self, formats: set[torch.dtype] | None) -> None:
+        super().__init__()
+        self.place = (0, 0)
+        self._formats = formats
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented
         result = func(*args, **kwargs)  # a generator moves as it does without nanstop
-        self.ran(func, result)
+        if self._formats is not None and _is_float(result) and _computes(func):
+            self._formats.add(result.dtype)
         if _may_draw(func):
             call = _Call(func, args, kwargs, result)
             if call.draws():
@@ -205,9 +255,6 @@ class _OnPath(TorchDispatchMode, ABC):
             if chosen is not None:
                 self.chosen(call, chosen)
         return result
-
-    def ran(self, func: Any, result: Any) -> None:
-        """Take note of an operation of any kind."""
 
     @abstractmethod
     def drawn(self, call: _Call, drawn: Tensor | None) -> None:
@@ -220,41 +267,45 @@ class _OnPath(TorchDispatchMode, ABC):
 
 class _Recording(_OnPath):
     def __init__(self, turns: list[_Turn], formats: set[torch.dtype]) -> None:
-        super().__init__()
+        super().__init__(formats)
         self._turns = turns
-        self._formats = formats
 
-    def ran(self, func: Any, result: Any) -> None:
-        if isinstance(result, Tensor) and result.is_floating_point() and _computes(func):
-            self._formats.add(result.dtype)
+    def _add(self, turn: _Turn) -> None:
+        self._turns.append(turn)
+        self.place = (self.place[0] + turn.drawn, self.place[1] + (not turn.drawn))
 
     def drawn(self, call: _Call, drawn: Tensor | None) -> None:
         if drawn is None:
-            self._turns.append(_Turn(call.name, drawn=True, taken=None))
+            self._add(_Turn(call.name, drawn=True, taken=None))
             return
         reads = not (call.name.endswith("_like") or _returns_operand(call.func))
         by_values = reads and drawn is call.result and call.floats()
         # Of two numbers, 0 and 1, a bit each is enough.
         taken = drawn.to(torch.bool) if "bernoulli" in call.name else drawn.clone()
         mine = call.from_finite(drawn) if by_values else None
-        self._turns.append(_Turn(call.name, drawn=True, taken=taken, mine=mine))
+        self._add(_Turn(call.name, drawn=True, taken=taken, mine=mine))
 
     def chosen(self, call: _Call, chosen: Tensor) -> None:
         mine = call.from_finite(chosen)
-        self._turns.append(_Turn(call.name, drawn=False, taken=chosen.clone(), mine=mine))
+        self._add(_Turn(call.name, drawn=False, taken=chosen.clone(), mine=mine))
 
 
 class _Playing(_OnPath):
     """``strayed``: the first op that drew and was not given what the recorded run had drawn."""
 
-    def __init__(self, turns: Sequence[_Turn]) -> None:
-        super().__init__()
+    def __init__(self, turns: Sequence[_Turn], formats: set[torch.dtype] | None) -> None:
+        super().__init__(formats)
         self.strayed = ""
-        self._draws = iter([turn for turn in turns if turn.drawn])
-        self._choices = iter([turn for turn in turns if not turn.drawn])
+        self._draws = [turn for turn in turns if turn.drawn]
+        self._choices = [turn for turn in turns if not turn.drawn]
+
+    def _next(self, *, drawn: bool) -> _Turn | None:
+        turns, at = (self._draws, self.place[0]) if drawn else (self._choices, self.place[1])
+        self.place = (self.place[0] + drawn, self.place[1] + (not drawn))
+        return turns[at] if at < len(turns) else None
 
     def drawn(self, call: _Call, drawn: Tensor | None) -> None:
-        turn = next(self._draws, None) if not self.strayed else None
+        turn = self._next(drawn=True) if not self.strayed else None
         if turn is None or drawn is None or not turn.give(call.name, drawn):
             self.strayed = self.strayed or call.name
         elif isinstance(call.result, tuple):  # native_dropout: values beside their mask
@@ -263,9 +314,9 @@ class _Playing(_OnPath):
             call.result[0].copy_(call.args[0] * drawn * kept)
 
     def chosen(self, call: _Call, chosen: Tensor) -> None:
-        turn = next(self._choices, None)
+        turn = self._next(drawn=False)
         if turn is None or turn.op != call.name:
-            self._choices = iter(())  # another program from here on
+            self._choices = []  # another program from here on
         elif turn.give(call.name, chosen) and isinstance(call.result, tuple):
             _regather(call.args[0], call.argument("dim"), *call.result)
 
@@ -317,8 +368,12 @@ def _computes(func: Any) -> bool:
     return not _returns_operand(func) and func._schema.name not in moved
 
 
+def _is_float(result: Any) -> bool:
+    return isinstance(result, Tensor) and result.is_floating_point()
+
+
 def _may_choose(result: Any) -> bool:
-    return not isinstance(result, Tensor) or not result.is_floating_point()
+    return not _is_float(result)
 
 
 def _expands(shape: torch.Size, to: torch.Size) -> bool:

@@ -8,7 +8,7 @@ import hashlib
 import math
 import struct
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
+from nanstop.errors import ShortOfMemoryError
 from nanstop.numerics import accelerator
+from nanstop.numerics.host_memory import lacks_memory
+from nanstop.numerics.room import let_go
 from nanstop.numerics.tensors import floats, has_bad, in_float64, nonfinite
 from nanstop.numerics.update_length import is_ruinous
 from nanstop.records import Fidelity, Finiteness, Replay
@@ -41,7 +44,7 @@ class Attempt:
     error: BaseException | None
     digest: str
     seconds: float
-    grads: dict[str, Tensor] | None = None
+    grads: Mapping[str, Tensor] | None = None
     peak_bytes: int | None = None
     lengths: Mapping[str, float] = field(default_factory=dict)
     strayed: str = ""
@@ -50,6 +53,11 @@ class Attempt:
     def failed(self) -> bool:
         """Whether a value was not finite or an exception was raised."""
         return bool(self.bad) or self.error is not None
+
+    @property
+    def lacked_memory(self) -> bool:
+        """Whether it ended for want of memory, which says nothing of what it computes."""
+        return lacks_memory(self.error)
 
 
 def attempt(  # noqa: PLR0913 - a run, and what is to be known of it, by name
@@ -63,6 +71,7 @@ def attempt(  # noqa: PLR0913 - a run, and what is to be known of it, by name
     in_float32: Mapping[str, float] | None = None,
     under: Under = nullcontext,
     along: Under = nullcontext,
+    gathered: Callable[[nn.Module], Mapping[str, Tensor]] = gradients_of,
 ) -> Attempt:
     """Run a micro-batch (with ``window``: all of them;
     with ``update``: and the optimizer update) and undo it bitwise.
@@ -70,8 +79,8 @@ def attempt(  # noqa: PLR0913 - a run, and what is to be known of it, by name
     ``under`` gives the context to run in, entered inside the isolation; ``along`` one for forward
     and backward alone (a ``Path`` that is recorded or played). ``in_float32``: how far the
     update should move parameters, by name; one that is moved out of all proportion to it is bad.
-    Synchronises the device. Raises nothing but ``KeyboardInterrupt`` and the like: what the loss
-    raises is in ``error``.
+    ``gathered``: how its gradients are had. Synchronises the device. Raises nothing but
+    ``KeyboardInterrupt`` and the like: what the loss raises is in ``error``.
     """
     began = time.perf_counter()
     loss: Tensor | None = None
@@ -89,7 +98,7 @@ def attempt(  # noqa: PLR0913 - a run, and what is to be known of it, by name
                         loss = step.run(place)
                 else:
                     loss = step.run(micro, batch)
-            grads = gradients_of(step.view.root)
+            grads = gathered(step.view.root)
             bad = _bad(loss, grads)
             if keep_grads and update:  # which may clip them in place
                 grads = {name: grad.detach().clone() for name, grad in grads.items()}
@@ -97,6 +106,9 @@ def attempt(  # noqa: PLR0913 - a run, and what is to be known of it, by name
                 lengths, bad = _updated(step, in_float32 or {})
         except Exception as raised:  # what the run raises is what is being studied
             error, grads, bad = raised, {}, ()
+            if lacks_memory(raised):
+                loss = None
+                let_go(raised)
         digest = _digest(loss, grads.values(), error)
     return Attempt(
         loss=float(loss) if loss is not None and loss.numel() == 1 else None,
@@ -147,7 +159,9 @@ def _parameters(step: Step) -> list[tuple[str, Tensor]]:
 
 
 def _bad(loss: Tensor | None, grads: Mapping[str, Tensor]) -> tuple[str, ...]:
-    names = tuple(f"grad:{name}" for name in nonfinite(grads))
+    # Of what waits elsewhere, one at a time is had.
+    sets = (grads,) if isinstance(grads, dict) else ({name: grads[name]} for name in grads)
+    names = tuple(f"grad:{name}" for one in sets for name in nonfinite(one))
     if loss is not None and has_bad(loss):
         return ("loss", *names)
     return names
@@ -193,6 +207,7 @@ def rerun(
     each time, with other bits, or nothing of it is finite that could be compared. different:
     sometimes. not_reproduced: never. All but the first run note what modules return, for of losses
     and gradients that are all NaN one is as another. ``in_float32``: see ``attempt``.
+    Errors: ``ShortOfMemoryError``.
     """
     notes = [_ModuleOutputs() for _ in range(times - 1)]
     conditions = (nullcontext, *(note.taken for note in notes))
@@ -200,6 +215,8 @@ def rerun(
         attempt(step, micro, update=update, in_float32=in_float32, under=under)
         for under in (conditions if not step.facts.compiled else (nullcontext,) * times)
     ]
+    if not raised and any(run.lacked_memory for run in runs):
+        raise ShortOfMemoryError
     seen = None if first_loss is None or first_loss.numel() != 1 else float(first_loss)
     same_loss = update or seen is None or _same_number(seen, runs[0].loss)
     is_as_met = same_loss and raised == (runs[0].error is not None)

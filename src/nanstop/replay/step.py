@@ -13,6 +13,9 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nanstop.numerics import room
+from nanstop.numerics.parked import Away, is_tight
+from nanstop.numerics.tensors import by_torch_alone
 from nanstop.numerics.trained import held_by
 from nanstop.records import RunFacts, StepId
 from nanstop.replay.collectives import Collectives
@@ -227,3 +230,28 @@ def trainable_of(view: ModelView) -> Trainable:
     """Return the parameters, optimizer state and scaler that an update of this model changes."""
     trained = {name: p for name, p in parameters_of(view).items() if p.requires_grad}
     return Trainable(trained, view.optimizer, view.scaler)
+
+
+@contextmanager
+def room_made(step: Step | None) -> Iterator[int]:
+    """Have room inside to run a step again, where it is tight: the gradients that there are now
+    away, and nothing kept for later by an allocator. Yield what a run takes then beyond what is
+    held; 0 where there is room enough.
+    """
+    leaves = list(parameters_of(step.view).values()) if step is not None else []
+    if step is None or not is_tight(leaves):
+        yield 0
+        return
+    with by_torch_alone():
+        gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    kinds = {gradient.device.type for gradient in gradients}
+    with without_gradients(leaves):
+        away = Away(gradients)
+        try:
+            for kind in kinds:
+                room.give_back(kind)
+            yield room.most_beyond_now(step.view.device_type)
+        finally:
+            for kind in kinds:
+                room.give_back(kind)
+            away.fetch()

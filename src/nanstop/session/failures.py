@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from nanstop.decide import policy as policies
 from nanstop.decide.agreement import Ranks
 from nanstop.decide.repeats import Repeats, left_alone, names_samples
+from nanstop.numerics.room import let_go
 from nanstop.prove.bad_samples import atoms_for
 from nanstop.prove.failing_step import (
     FailingStep,
@@ -23,6 +24,7 @@ from nanstop.prove.failing_step import (
     failing_step,
     pending_update,
 )
+from nanstop.prove.ladder import taken_by
 from nanstop.records import (
     Action,
     Atom,
@@ -35,6 +37,7 @@ from nanstop.records import (
 )
 from nanstop.remedies.apply import applied
 from nanstop.replay.rerun import communicates
+from nanstop.replay.step import room_made
 from nanstop.session.investigation import Investigation
 from nanstop.session.run_state import RunState, present_facts
 from nanstop.session.shared.conclusion import Conclusion
@@ -195,12 +198,14 @@ class Failures:
         self, found: Investigation, now: FailurePoint, capture: Callable[[], FailingStep | None]
     ) -> Conclusion:
         try:
-            return self._investigate(found, now, capture())
+            with room_made(now.step) as takes:
+                return self._investigate(found, now, capture(), takes)
         except KeyboardInterrupt as interrupt:
             found.failures.append("investigation: interrupted by the user")
             action = Action(kind="continue", reason="the investigation was interrupted")
             return replace(self._new(found, action, now), interrupt=interrupt)
         except Exception as failure:  # nanstop is never the reason a run dies
+            let_go(failure)
             found.failures.append(f"investigation: {type(failure).__name__}: {failure}")
             return self._decide(found, now, None)
         finally:
@@ -208,8 +213,7 @@ class Failures:
 
     def _stands_still(self) -> bool:
         """Return whether weights are still those that the latest failure was told to come of."""
-        latest = self.known.reports[-1] if self.known.reports else None
-        led_here = latest is not None and latest.proof is not None and latest.proof.is_of_updates
+        led_here = bool(self.known.reports) and self.known.reports[-1].led_here
         return led_here and self._state.in_a_row(self._last_optimizer) > 0
 
     def _is_one_more(self, latest: Report, optimizer: int) -> bool:
@@ -218,14 +222,15 @@ class Failures:
         """
         row = self._state.in_a_row(optimizer)
         skipped = latest.audit[-1].action.kind == "skip"
-        led_here = latest.proof is not None and latest.proof.is_of_updates
         looked_into = row <= _EACH_LOOKED_INTO or row & (row - 1) == 0
-        return skipped and row > 0 and (led_here or not looked_into)
+        return skipped and row > 0 and (latest.led_here or not looked_into)
 
     def _investigate(
-        self, found: Investigation, now: FailurePoint, failing: FailingStep | None
+        self, found: Investigation, now: FailurePoint, failing: FailingStep | None, takes: int
     ) -> Conclusion:
         found.facts = present_facts(found.facts, failing.step if failing is not None else now.step)
+        if failing is not None and takes:
+            failing = replace(failing, takes=taken_by(failing) or takes)
         if failing is None:
             known = self.known.like(found.key)
             if known is not None and bool(known.incident.bad_params) == bool(found.bad_params):
@@ -368,7 +373,7 @@ class Failures:
             return failing.phase != "forward"
         atoms = known.proof.minimal if known.proof else ()
         new = tuple(atom for atom in atoms if atom not in self._run.in_force)
-        if known.proof is not None and known.proof.is_of_updates:
+        if known.led_here:
             return bool(new)  # the weights are as those updates have left them
         return not atoms or not any(
             failing.attempt(micro, under=lambda: applied(self._run.view, new)).failed

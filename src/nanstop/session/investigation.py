@@ -15,6 +15,7 @@ from nanstop.diagnose.diagnose import examine
 from nanstop.errors import NanstopError
 from nanstop.localize.intervention import intervene
 from nanstop.localize.localize import localize
+from nanstop.numerics.room import let_go
 from nanstop.numerics.weights import odd_weights
 from nanstop.prove.bad_samples import bad_rows
 from nanstop.prove.course import Course, prove_course
@@ -109,8 +110,10 @@ class Investigation:
         try:
             return work()
         except NanstopError as error:
+            let_go(error)
             self.failures.append(f"{name}: {error.message}")
         except Exception as error:
+            let_go(error)
             self.failures.append(f"{name}: {type(error).__name__}: {error}")
         return None
 
@@ -290,6 +293,7 @@ class Investigation:
             self.key,
             candidates,
             policy=policy,
+            wider=event.wider if event is not None else "unknown",
             tried=self.live.tried,
             codes=lambda proof: codes_of(proof, event, read),
         )

@@ -17,18 +17,22 @@ from nanstop.detect.rates.used import Rates
 from nanstop.detect.standstill import ELSEWHERE, Standstill, stuck
 from nanstop.diagnose.diagnose import examine
 from nanstop.diagnose.evidence.accounts import DECAYED, GROWS
+from nanstop.numerics.room import let_go, require
 from nanstop.records import (
     DataFacts,
     Evidence,
     GradientAccount,
     GradientPath,
+    Localization,
     Probe,
     ResumeFacts,
+    RunFacts,
     Series,
     StepId,
 )
 from nanstop.records.facts import BY_HAND
 from nanstop.replay.conditions import unrecorded
+from nanstop.replay.step import room_made
 from nanstop.session.findings import Findings
 from nanstop.session.run_state import RunState
 from nanstop.session.sampled_ranges import SampledRanges
@@ -151,29 +155,38 @@ class Looks:
         """Run one micro-batch of a healthy window again, undone, for all that is due in it."""
         place, facts = None, self._run.facts
         try:
-            if self._ranges.due(step.id.step):
-                self._ranges.take(step)
-            if self._gauge.wide_due(facts):
-                place = self._gauge.wide(step)
-            if self._standstill.due(facts):
-                elsewhere = self._standstill.take(step)
-                self._run.series.add(ELSEWHERE, step.id.step, elsewhere)
-                path, zeros = facts.gradient_path, stuck(step) if elsewhere > 0.0 else ()
-                if path is not None and zeros:
-                    self._learned(at=step.id, gradient_path=replace(path, stuck=zeros))
-            if self._never.due and facts.gradient_path is not None:
-                cut, line, lost = self._never.take(step)
-                path = replace(facts.gradient_path, cut=cut, cut_at=line, lost_at=lost)
-                self._learned(at=step.id, **({"gradient_path": path} if cut else {}))
-            if self._early.due(step.id.step, facts):
-                self._look(lambda: self._early.again(step, facts))
+            with room_made(step) as takes:
+                require(step.view.device_type, takes)
+                place = self._seen_again(step, facts)
         except Exception as error:  # an instrument must not end a healthy run
+            let_go(error)
             self._announce(f"ranges could not be sampled ({type(error).__name__}: {error})")
         if place is not None:
             series, at = self._run.series.recent(), replace(step.id, micro=0)
             self._findings.examine_healthy(
                 Evidence(facts=facts, localization=place, series=series, at=at)
             )
+
+    def _seen_again(self, step: Step, facts: RunFacts) -> Localization | None:
+        """Return where a wide look has seen a value that is not finite, if it has."""
+        place = None
+        if self._ranges.due(step.id.step):
+            self._ranges.take(step)
+        if self._gauge.wide_due(facts):
+            place = self._gauge.wide(step)
+        if self._standstill.due(facts):
+            elsewhere = self._standstill.take(step)
+            self._run.series.add(ELSEWHERE, step.id.step, elsewhere)
+            path, zeros = facts.gradient_path, stuck(step) if elsewhere > 0.0 else ()
+            if path is not None and zeros:
+                self._learned(at=step.id, gradient_path=replace(path, stuck=zeros))
+        if self._never.due and facts.gradient_path is not None:
+            cut, line, lost = self._never.take(step)
+            path = replace(facts.gradient_path, cut=cut, cut_at=line, lost_at=lost)
+            self._learned(at=step.id, **({"gradient_path": path} if cut else {}))
+        if self._early.due(step.id.step, facts):
+            self._look(lambda: self._early.again(step, facts))
+        return place
 
     def logged(self) -> None:
         known = tuple(account for account in self._latest if account.is_own)
@@ -240,6 +253,7 @@ class Looks:
             with unrecorded():
                 found = look()
         except Exception as error:  # an instrument must not end a healthy run
+            let_go(error)
             self._announce(f"a look was left out ({type(error).__name__}: {error})")
             return
         if found is not None:

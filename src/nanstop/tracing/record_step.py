@@ -12,6 +12,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nanstop.errors import ShortOfMemoryError
+from nanstop.numerics.host_memory import lacks_memory
+from nanstop.numerics.room import let_go
 from nanstop.numerics.tensors import nonfinite
 from nanstop.numerics.trained import held_by
 from nanstop.records import Phase
@@ -182,6 +185,9 @@ def _run(
                 return step.run(micro, batch).detach(), None
             step.update()
         except Exception as error:  # what the run raises is what is being studied
+            if lacks_memory(error):
+                let_go(error)
+                raise ShortOfMemoryError from None
             return None, error
     return None, None
 

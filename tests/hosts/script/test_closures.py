@@ -13,8 +13,8 @@ from torch import nn
 from closure_programs import OPTIMIZERS, Program, programs, same, train
 from nanstop.decide.policy import Policy
 from nanstop.errors import TrainingStopped
-from nanstop.hosts import compat
 from nanstop.hosts.script import autowatch
+from nanstop.numerics import host_memory
 from nanstop.report.text.run_end import RunEnd
 from nanstop.session.factory import opener
 from nanstop.store.incidents import Store
@@ -128,7 +128,7 @@ def test_a_stop_leaves_the_weights_that_the_update_began_with(name, folder):
 
 
 def test_what_cannot_be_put_back_for_want_of_memory_is_said_so(folder, monkeypatch):
-    monkeypatch.setattr(compat, "free_host_bytes", lambda: 0)
+    monkeypatch.setattr(host_memory, "free_bytes", lambda: 0)
     program = Program("lbfgs", at=2, evaluation=1)
     ended, rows, _ = watched(lambda: train(program), "skip", folder)
     assert all(w.isfinite().all() for w in ended.weights)
@@ -139,8 +139,8 @@ def test_what_cannot_be_put_back_for_want_of_memory_is_said_so(folder, monkeypat
 
 def test_an_optimizer_that_evaluates_once_is_copied_once(folder, monkeypatch):
     asked = []
-    free = compat.free_host_bytes
-    monkeypatch.setattr(compat, "free_host_bytes", lambda: asked.append(1) or free())
+    free = host_memory.free_bytes
+    monkeypatch.setattr(host_memory, "free_bytes", lambda: asked.append(1) or free())
     for name, most in (("adam", 1), ("lbfgs", 4)):
         asked.clear()
         watched(lambda name=name: train(Program(name)), "skip", folder)

@@ -21,6 +21,7 @@ from nanstop.hosts.replicas import ONE_COPY, Replicas, is_here
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.window_remedies import WindowRemedies, under
 from nanstop.measure.followed import Line
+from nanstop.numerics.parked import Away, is_tight
 from nanstop.records import Atom, RunFacts, SourceLine, StepId
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.rng import RngState, note_rng, restore_rng
@@ -242,6 +243,7 @@ class LoopStep:
         ranks = self.replicas.ranks
         before = [(p, p.grad) for p in self._leaves()]
         tensors = [t for pair in before for t in pair]
+        away = _sent_away(before)
         with versions_kept(tensors), self.buffers.rewritten(self.start):
             state, present = note_rng(), self.buffers.note()
             self.buffers.restore(self.start)
@@ -259,6 +261,9 @@ class LoopStep:
                         self.replicas.average()
             except Exception:  # the loop's own code: anything may come out of it
                 until_update.close()
+                for leaf, _ in before:
+                    leaf.grad = None
+                away.fetch()
                 for leaf, gradient in before:
                     leaf.grad = gradient
                 self.buffers.restore(present)
@@ -266,7 +271,8 @@ class LoopStep:
             finally:
                 restore_rng(state)
             for leaf, old in before:
-                _keep_storage(leaf, old)
+                _keep_storage(leaf, old, away)
+            away.fetch()
 
 
 def learning_rates(optimizer: Optimizer | None) -> tuple[Any, ...]:
@@ -285,9 +291,26 @@ def set_learning_rates(optimizer: Optimizer | None, rates: Sequence[Any]) -> Non
             group["lr"] = rate
 
 
-def _keep_storage(leaf: Tensor, old: Tensor | None) -> None:
-    """Put the new gradient where the old one was: loops and wrappers may hold on to that tensor."""
+def _sent_away(gradients: Sequence[tuple[Tensor, Tensor | None]]) -> Away:
+    """Have the gradients of tensors away where there is no room for others beside them."""
+    if not is_tight(leaf for leaf, _ in gradients):
+        return Away(())
+    for leaf, _ in gradients:
+        leaf.grad = None
+    return Away(old for _, old in gradients if old is not None)
+
+
+def _keep_storage(leaf: Tensor, old: Tensor | None, away: Away) -> None:
+    """Put the new gradient where the old one was: loops and wrappers may hold on to that tensor.
+    What is ``away`` takes over the memory of the new one.
+    """
     new = leaf.grad
+    if old is not None and old in away:
+        if new is None or new.dtype == old.dtype:
+            leaf.grad = None
+            away.replace(old, torch.zeros_like(leaf) if new is None else new)
+            leaf.grad = old
+        return
     if old is None or old.is_sparse or old.requires_grad:
         return
     if new is None:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nanstop.hosts import compat
 from nanstop.hosts.script.window import HeldGradients, ScriptWindow
+from nanstop.numerics import host_memory
 from nanstop.numerics.tensors import nonfinite
 from nanstop.numerics.trained import held_by
 from nanstop.replay.snapshot import Snapshot, Trainable
@@ -150,7 +150,7 @@ def _copy(update: OpenUpdate, trainable: Trainable) -> None:
         devices = {p.device for p in trainable.parameters.values()}
         if all(needed <= MEMORY_SHARE * _free_bytes(device) for device in devices):
             update.copies.append(Snapshot(trainable, device=None))
-        elif needed <= MEMORY_SHARE * compat.free_host_bytes():
+        elif needed <= MEMORY_SHARE * host_memory.free_bytes():
             update.copies.append(Snapshot(trainable))
     except Exception as error:  # nanstop is never the reason a run dies
         _log.warning("nanstop: an update cannot be undone (%s: %s)", type(error).__name__, error)
@@ -159,6 +159,6 @@ def _copy(update: OpenUpdate, trainable: Trainable) -> None:
 def _free_bytes(device: torch.device) -> int:
     """Return the memory that is free on a device, 0 where it does not say."""
     if device.type == "cpu":
-        return compat.free_host_bytes()
+        return host_memory.free_bytes()
     tells = getattr(torch.get_device_module(device), "mem_get_info", None)
     return tells(device)[0] if tells is not None else 0

@@ -12,10 +12,10 @@ from torch import nn
 
 from nanstop.decide.agreement import Ranks, on_every_rank
 from nanstop.errors import NanstopError
-from nanstop.hosts import compat
 from nanstop.hosts.sharded.flags import FailureFlags
 from nanstop.hosts.sharded.fsdp_parts import FsdpParts, groups_of, state_of, whole_of
 from nanstop.hosts.sharded.store_ranks import StoreRanks
+from nanstop.numerics.host_memory import free_bytes
 from nanstop.records import ReplicaFacts, SourceLine
 
 _log = logging.getLogger("nanstop")
@@ -80,7 +80,7 @@ class FsdpReplicas:
     def _require_room(self) -> None:
         needed, device = self._parts.num_bytes(), self._parts.groups[0].device
         tells = getattr(torch.get_device_module(device), "mem_get_info", None)
-        free = tells(device)[0] if tells is not None else compat.free_host_bytes()
+        free = tells(device)[0] if tells is not None else free_bytes()
         if needed > free:
             raise NanstopError(
                 f"the whole model does not fit on one device: {needed >> 20} MiB, {free >> 20} free"

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from nanstop.errors import NanstopError
+from nanstop.numerics.host_memory import is_out_of_memory
 from nanstop.process.children import run_bounded
-from nanstop.process.oom import is_out_of_memory, num_oom_kills
+from nanstop.process.oom import num_oom_kills
 from nanstop.process.signals import signal_name
 from nanstop.records.record import record
 

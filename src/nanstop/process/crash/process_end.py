@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from nanstop.errors import NanstopError, TrainingStopped
+from nanstop.numerics.host_memory import is_out_of_memory
 from nanstop.process.crash.flight_file import Flight, read
 from nanstop.process.crash.training_facts import TrainingFacts
-from nanstop.process.oom import is_out_of_memory
 from nanstop.process.signals import ASKED, FATAL, signal_name
 from nanstop.store.files import load_record, read_text
 

@@ -26,9 +26,21 @@ def proof_in_brackets(proof: Proof) -> str:
     if removed:
         clauses[0] += f", without {part} {_share(removed, passed=False)} fail"
     clauses.append(_nearness(proof))
+    clauses.append(_short_of_memory(proof))
     clauses.append("changes training" if proof.safety == "changes_training" else "")
     clauses.append(proof.cost)
     return f"[{'; '.join(clause for clause in clauses if clause)}]"
+
+
+def _short_of_memory(proof: Proof) -> str:
+    """Return what of the model was run exactly where there was no room for all of it, or ""."""
+    region = proof.scope.removeprefix("region ")
+    if region != proof.scope:
+        return f"`{region}` alone was run in {_exact(proof.reference)}, for want of memory"
+    if proof.scope == "operation":
+        return "nothing but the failing operation was computed exactly, for want of memory"
+    by_parts = proof.scope == "layer by layer"
+    return f"{_exact(proof.reference)}, layer by layer for want of memory" if by_parts else ""
 
 
 def _share(trials: tuple[Trial, ...], *, passed: bool) -> str:
@@ -39,6 +51,8 @@ def _nearness(proof: Proof) -> str:
     if proof.is_of_updates:
         return ""
     gaps = [abs(trial.loss_gap) for trial in proof.passing if trial.loss_gap is not None]
+    if proof.reference is not None and proof.reference.outcome == "oom":
+        return ""
     if proof.reference is not None and proof.reference.outcome != "pass":
         unchanged = [trial.rows_unchanged for trial in proof.passing]
         known = [one for one in unchanged if one is not None]

@@ -1,0 +1,216 @@
+"""Tensors that only wait, out of the way of what computes: what is on a device waits in host
+memory, what is in host memory in a file that nobody else sees.
+
+A run that is investigated is nearly full. Its gradients are made anew by each replay, and exact
+gradients are read once for each comparison.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from nanstop.numerics import host_memory, room
+from nanstop.numerics.tensors import by_torch_alone
+
+_PIECE = 2**22
+"""Elements that are written or read at a time."""
+
+
+class _File:
+    """A file that is gone with the last who refers to it."""
+
+    def __init__(self) -> None:
+        self.stream: IO[bytes] = tempfile.TemporaryFile(prefix="nanstop-")  # noqa: SIM115
+
+    def __del__(self) -> None:
+        self.stream.close()
+
+
+class Parking:
+    """Where tensors wait."""
+
+    def __init__(self) -> None:
+        self._file: _File | None = None
+
+    def put(self, tensor: Tensor) -> Parked:
+        """Return the values of a tensor, parked; the tensor stays as it is. Synchronises the
+        device. Raises OSError where there is no room for them.
+        """
+        tensor = tensor.detach()
+        strides = tensor.stride() if _order(tensor) is not None else None
+        flat = _flat(tensor if strides is not None else tensor.contiguous())
+        form = _Form(tensor.shape, strides, tensor.dtype, tensor.device)
+        if tensor.device.type != "cpu" and tensor.nbytes <= host_memory.free_bytes() // 2:
+            return Parked(form, flat.cpu(), None, 0)
+        if self._file is None:
+            self._file = _File()
+        stream = self._file.stream
+        place = stream.seek(0, 2)
+        for piece in flat.split(_PIECE):
+            stream.write(_bytes_of(piece.cpu()))
+        stream.flush()
+        return Parked(form, None, self._file, place)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    shape: torch.Size
+    strides: tuple[int, ...] | None
+    dtype: torch.dtype
+    device: torch.device
+
+    def empty(self) -> Tensor:
+        """Return a tensor of this form, its values undefined."""
+        place: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
+        if self.strides is None:
+            return torch.empty(self.shape, **place)
+        return torch.empty_strided(self.shape, self.strides, **place)
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A tensor's values that wait: in ``copy``, or in a file from ``place`` on."""
+
+    form: _Form
+    copy: Tensor | None
+    file: _File | None
+    place: int
+
+    def values(self) -> Tensor:
+        """Return a tensor like the one that was parked, on its device."""
+        whole = self.form.empty()
+        flat = _flat(whole)
+        if self.copy is not None:
+            flat.copy_(self.copy)
+            return whole
+        assert self.file is not None
+        stream = self.file.stream
+        stream.seek(self.place)
+        for piece in flat.split(_PIECE):
+            there = piece if piece.device.type == "cpu" else torch.empty_like(piece, device="cpu")
+            stream.readinto(_bytes_of(there))  # type: ignore[attr-defined]
+            if there is not piece:
+                piece.copy_(there)
+        return whole
+
+
+class ParkedTensors(Mapping[str, Tensor]):
+    """Tensors by name that wait; each is read when it is asked for."""
+
+    def __init__(self) -> None:
+        self._parking = Parking()
+        self._parked: dict[str, Parked] = {}
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Park a tensor, or its sum with the one of that name."""
+        if name in self._parked:
+            tensor = self[name].add_(tensor)
+        self._parked[name] = self._parking.put(tensor)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parked
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._parked[name].values()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parked)
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+
+class Away:
+    """Gradients that are out of the way, where nobody else reads them: each is empty until it comes
+    back, bitwise and at the same version.
+    """
+
+    def __init__(self, gradients: Iterable[Tensor]) -> None:
+        self._parking = Parking()
+        self._parked: dict[int, tuple[Tensor, Parked]] = {}
+        for gradient in gradients:
+            with suppress(OSError), by_torch_alone(), torch.no_grad():  # of a full disk
+                if id(gradient) not in self._parked and _is_alone(gradient):
+                    self._parked[id(gradient)] = gradient, self._parking.put(gradient)
+                    gradient.data = gradient.new_empty(0)
+
+    def __contains__(self, gradient: object) -> bool:
+        return id(gradient) in self._parked
+
+    def fetch(self) -> None:
+        """Have all of them back that have not been replaced."""
+        with by_torch_alone(), torch.no_grad():
+            for gradient, parked in list(self._parked.values()):
+                gradient.data = parked.values()
+                del self._parked[id(gradient)]
+
+    def replace(self, gradient: Tensor, values: Tensor) -> None:
+        """Have one of them hold other values from now on, in the memory that these are in."""
+        with by_torch_alone(), torch.no_grad():
+            del self._parked[id(gradient)]
+            gradient.data = values.detach()
+
+
+def is_tight(leaves: Iterable[Tensor]) -> bool:
+    """Return whether there is no room for a run of a step beside the gradients that tensors have
+    now: for others, and for what it took beyond what is held now. No synchronisation.
+    """
+    with by_torch_alone():
+        gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    kinds = {gradient.device.type for gradient in gradients}
+    needed = sum(gradient.nbytes for gradient in gradients if not gradient.is_sparse)
+    for kind in kinds:
+        left = room.left_on(kind)
+        if left is not None and left < needed + room.most_beyond_now(kind):
+            return True
+    return False
+
+
+def _is_alone(tensor: Tensor) -> bool:
+    """Return whether a tensor's memory is all its own: nobody reads it but through this object."""
+    if tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
+        return False
+    storage = tensor.untyped_storage()
+    counts = getattr(torch._C, "_storage_Use_Count", None)
+    if counts is None or storage.nbytes() != tensor.nbytes or _order(tensor) is None:
+        return False
+    return not tensor.requires_grad and counts(storage._cdata) <= _USES
+
+
+def _order(tensor: Tensor) -> tuple[int, ...] | None:
+    """Return the order of dimensions in which a tensor's elements lie one behind the other without
+    a gap; None where they do not.
+    """
+    order = tuple(sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), -tensor.shape[d])))
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Return a dense tensor's elements in the order of memory, in one dimension."""
+    order = _order(tensor)
+    assert order is not None
+    return tensor.permute(order).view(-1)
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    """Return the memory of a tensor in host memory that has no gaps."""
+    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+
+
+def _uses() -> int:
+    counts = getattr(torch._C, "_storage_Use_Count", None)
+    own = torch.empty(1)
+    return counts(own.untyped_storage()._cdata) if counts is not None else 0
+
+
+_USES = _uses()
+"""How often a storage is counted that one tensor alone has, beside the wrapper that asks."""

@@ -1,0 +1,82 @@
+"""The memory that is left where a model computes: on its device, or in the host's memory."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from contextlib import suppress
+from traceback import clear_frames
+
+import torch
+
+from nanstop.errors import ShortOfMemoryError
+from nanstop.numerics import accelerator, host_memory
+
+
+def left_on(device_type: str) -> int | None:
+    """Return the bytes that can still be had on a device, what torch keeps for itself and does not
+    use among them; None where it does not say. No synchronisation.
+    """
+    if device_type == "cpu":
+        return host_memory.free_bytes() or None
+    module = torch.get_device_module(device_type)
+    if not hasattr(module, "mem_get_info"):
+        return None
+    kept = 0
+    if hasattr(module, "memory_reserved"):
+        kept = module.memory_reserved() - module.memory_allocated()
+    return module.mem_get_info()[0] + kept
+
+
+def most_beyond_now(device_type: str) -> int:
+    """Return how many bytes more than now were in use on a device at the most; 0 where it does not
+    say. On a CPU the whole process counts, from its start on.
+    """
+    if device_type == "cpu":
+        held, most = host_memory.held_bytes()
+        return max(0, most - held)
+    module = torch.get_device_module(device_type)
+    if not hasattr(module, "max_memory_allocated"):
+        return 0
+    return max(0, module.max_memory_allocated() - module.memory_allocated())
+
+
+def require(device_type: str, num_bytes: int) -> None:
+    """Raise ``ShortOfMemoryError`` where host memory has no room for so much. Kernels of a CPU do
+    not all survive an allocation that fails; on a device it is an error like any other.
+    """
+    if device_type != "cpu" or not num_bytes:
+        return
+    left = left_on(device_type)
+    if left is not None and left < num_bytes:
+        give_back(device_type)
+        left = left_on(device_type)
+    if left is not None and left < num_bytes:
+        raise ShortOfMemoryError
+
+
+def let_go(error: BaseException) -> None:
+    """Free what an exception that says that memory was short keeps alive: its frames hold what the
+    run had made until then, in circles that nobody looks for soon.
+    """
+    if not (isinstance(error, ShortOfMemoryError) or host_memory.lacks_memory(error)):
+        return
+    for one in (error, error.__cause__, error.__context__):
+        if one is not None:
+            clear_frames(one.__traceback__)
+    give_back("cpu")
+    if accelerator.in_use() is not None:
+        give_back(accelerator.kind() or "cpu")
+
+
+def give_back(device_type: str) -> None:
+    """Give back what nobody uses: objects in circles, and what allocators keep for later."""
+    gc.collect()
+    if device_type != "cpu":
+        module = torch.get_device_module(device_type)
+        if hasattr(module, "empty_cache"):
+            module.empty_cache()
+    elif sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # another C library than GNU's has no such call
+            ctypes.CDLL(None).malloc_trim(0)

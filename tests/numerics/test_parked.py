@@ -1,0 +1,112 @@
+"""What waits elsewhere is bitwise what it was, and nobody who reads it is cut off."""
+
+import errno
+
+import pytest
+import torch
+from torch import nn
+
+from nanstop.numerics import host_memory, parked, room
+from nanstop.numerics.parked import Away, ParkedTensors, Parking, is_tight
+
+
+def gradients(*modules):
+    leaves = [p for module in modules for p in module.parameters()]
+    for p in leaves:
+        p.grad = torch.randn_like(p)
+    return leaves
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(100, 7).t(),
+        torch.randn(3, 1).expand(3, 4),
+        torch.tensor(3.0),
+        torch.empty(0, 3),
+        torch.randn(5, 2000).bfloat16(),
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.tensor([float("nan"), float("inf"), -0.0]).half(),
+    ],
+)
+def test_what_was_parked_comes_back(tensor):
+    values = Parking().put(tensor).values()
+    assert torch.equal(values.nan_to_num(7.0), tensor.nan_to_num(7.0))
+    assert values.dtype == tensor.dtype
+
+
+def test_values_larger_than_a_piece_and_sums(monkeypatch):
+    monkeypatch.setattr(parked, "_PIECE", 1000)
+    one, held = torch.randn(77, 91), ParkedTensors()
+    held.add("one", one)
+    held.add("one", one)
+    held.add("other", one[0])
+    assert torch.equal(held["one"], 2 * one)
+    assert torch.equal(held["other"], one[0])
+    assert list(held) == ["one", "other"]
+
+
+def test_gradients_are_the_same_objects_again():
+    leaves = gradients(nn.Linear(30, 40), nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last))
+    before = [(p.grad, p.grad.clone(), p.grad.stride(), p.grad._version) for p in leaves]
+    away = Away(p.grad for p in leaves)
+    assert all(p.grad.numel() == 0 for p in leaves)
+    away.fetch()
+    for p, (grad, values, strides, version) in zip(leaves, before, strict=True):
+        assert p.grad is grad
+        assert torch.equal(grad, values)
+        assert (grad.stride(), grad._version) == (strides, version)
+
+
+def test_what_somebody_else_reads_stays():
+    [weight, bias] = gradients(nn.Linear(3, 2))
+    row, bucket = weight.grad[0], torch.randn(10)
+    bias.grad = bucket[:2]
+    away = Away([weight.grad, bias.grad])
+    assert weight.grad not in away
+    assert bias.grad not in away
+    assert row.data_ptr() == weight.grad.data_ptr()
+
+
+def test_a_full_disk_leaves_gradients_where_they_are(monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(Parking, "put", full)
+    leaves = gradients(nn.Linear(3, 2))
+    before = [p.grad.clone() for p in leaves]
+    Away(p.grad for p in leaves).fetch()
+    assert all(torch.equal(p.grad, was) for p, was in zip(leaves, before, strict=True))
+
+
+def test_other_values_take_the_place_of_what_is_away():
+    [weight, _] = gradients(nn.Linear(3, 2))
+    grad, new = weight.grad, torch.ones(2, 3)
+    away = Away([grad])
+    away.replace(grad, new)
+    away.fetch()
+    assert torch.equal(grad, new)
+
+
+@pytest.mark.parametrize(("left", "tight"), [(10, True), (10**9, False), (None, False)])
+def test_it_is_tight_where_a_second_set_of_gradients_has_no_room(monkeypatch, left, tight):
+    monkeypatch.setattr(room, "left_on", lambda _: left)
+    monkeypatch.setattr(room, "most_beyond_now", lambda _: 0)
+    assert is_tight(gradients(nn.Linear(30, 20))) is tight
+
+
+def test_limits_of_groups_and_of_the_process_count(tmp_path, monkeypatch):
+    resource = pytest.importorskip("resource")
+    membership = tmp_path / "cgroup"
+    membership.write_text("0::/outer/inner\n")
+    group = tmp_path / "outer"
+    (group / "inner").mkdir(parents=True)
+    (group / "inner" / "memory.max").write_text("max\n")
+    (group / "memory.max").write_text("5000000\n")
+    (group / "memory.current").write_text("4000000\n")
+    (group / "memory.stat").write_text("anon 1\ninactive_file 500000\n")
+    assert host_memory.free_bytes(membership, tmp_path) == 1_500_000
+    known = host_memory.free_bytes(tmp_path / "none", tmp_path)
+    assert known > 2**20
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1, 1))
+    assert host_memory.free_bytes(tmp_path / "none", tmp_path) == 0

@@ -1,0 +1,182 @@
+"""How much is left decides what a cure is held against, and a run that memory is too short for is
+no word on the step.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from fnstep import FnStep
+from nanstop.decide.policy import Policy
+from nanstop.errors import ShortOfMemoryError
+from nanstop.localize.localize import localize
+from nanstop.numerics import room
+from nanstop.prove import ladder
+from nanstop.prove.failing_step import FailingStep, failing_step
+from nanstop.prove.ladder import Ladder, Rung, region_of
+from nanstop.prove.prove import prove_step
+from nanstop.records import Atom
+from nanstop.replay.rerun import rerun
+from nanstop.report.text.nearness import proof_in_brackets
+
+ISLAND = (Atom(remedy="island", target="blocks.1.squared", value="float32->input"),)
+
+
+class Squared(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.down(self.up(x).square()) * 1e-4
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.squared, self.drop = nn.LayerNorm(width), Squared(width), nn.Dropout(0.2)
+
+    def forward(self, x):
+        return x + self.drop(self.squared(self.norm(x)))
+
+
+class Net(nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(3))
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def failing():
+    torch.manual_seed(0)
+    net = Net().half()
+    with torch.no_grad():
+        net.blocks[1].squared.up.weight[0, 0] = 300.0
+    batches = [{"x": 0.1 * torch.randn(8, 16).half()} for _ in range(2)]
+    batches[0]["x"][0, 0] = 100.0
+    step = FnStep(net, lambda net, batch: net(batch["x"]).float().square().mean(), batches)
+    with torch.no_grad():
+        net.blocks[1].norm.weight[0] = 1.0
+    return FailingStep(step=step, micro=0, micros=(0,))
+
+
+def proof_at(monkeypatch, *rungs, wider="finite"):
+    """Prove with room for these rungs alone."""
+    given = failing()
+    place = localize(given.step, 0)
+    assert place is not None
+    monkeypatch.setattr(Ladder, "_has_room", lambda _, rung: rung in rungs)
+    before = {name: p.clone() for name, p in given.step.view.root.named_parameters()}
+    proof = prove_step(given, place.key, (ISLAND,), policy=Policy(), wider=wider)
+    for name, p in given.step.view.root.named_parameters():
+        assert (p.dtype, p.grad) == (torch.float16, None)
+        assert torch.equal(p, before[name])
+    return proof
+
+
+def test_a_proof_by_parts_has_the_numbers_of_the_whole(monkeypatch):
+    whole, parts = (proof_at(monkeypatch, rung) for rung in (Rung.WHOLE, Rung.PARTS))
+    assert whole.verdict == parts.verdict == "proven", (whole.next_experiment, parts)
+    assert (whole.scope, parts.scope) == ("micro-batch", "layer by layer")
+    assert parts.reference.loss == whole.reference.loss
+    assert parts.passing[0].loss_gap == whole.passing[0].loss_gap
+    assert parts.passing[0].grad_gap == pytest.approx(whole.passing[0].grad_gap, rel=1e-6)
+    assert "float32, layer by layer for want of memory" in proof_in_brackets(parts)
+
+
+def test_a_proof_of_a_region_compares_what_it_gives(monkeypatch):
+    proof = proof_at(monkeypatch, Rung.REGION)
+    assert (proof.verdict, proof.scope) == ("proven", "region blocks.1"), proof.next_experiment
+    assert 0.0 < proof.passing[0].loss_gap < 1e-2
+    assert proof.passing[0].grad_cosine > 0.999
+    assert "`blocks.1` alone was run in float32, for want of memory" in proof_in_brackets(proof)
+
+
+def test_a_cure_that_bends_the_region_is_not_proven(monkeypatch):
+    from nanstop.remedies import precision
+
+    def bent(module, _inputs, output):
+        return output * 1.5
+
+    given = failing()
+    place = localize(given.step, 0)
+    monkeypatch.setattr(Ladder, "_has_room", lambda _, rung: rung is Rung.REGION)
+    squared = given.step.view.root.blocks[1].squared
+    whole = precision.Float32Forward.call
+    monkeypatch.setattr(
+        precision.Float32Forward,
+        "call",
+        lambda self, *args: whole(self, *args) * (1.5 if self.module is squared else 1.0),
+    )
+    proof = prove_step(given, place.key, (ISLAND,), policy=Policy())
+    assert proof.verdict == "plausible"
+
+
+@pytest.mark.parametrize(
+    ("wider", "outcome"), [("finite", "pass"), ("nonfinite", "same_failure"), ("unknown", "oom")]
+)
+def test_of_an_operation_alone_no_cure_is_proven(monkeypatch, wider, outcome):
+    proof = proof_at(monkeypatch, Rung.OPERATION, wider=wider)
+    assert (proof.verdict, proof.scope) == ("plausible", "operation")
+    assert proof.reference.outcome == outcome
+    assert "for want of memory" in proof_in_brackets(proof)
+
+
+def test_the_rung_follows_from_what_is_left(monkeypatch):
+    given, found = failing(), []
+    monkeypatch.setattr(room, "most_beyond_now", lambda _: 0)
+    for left in (None, 10**6, 12_000, 4_000, 10):
+        monkeypatch.setattr(room, "left_on", lambda _, left=left: left)
+        found.append(Ladder(given, "blocks.1.squared").rung)
+    whole, parts = Rung.WHOLE, Rung.PARTS
+    assert found == [whole, whole, parts, Rung.OPERATION, Rung.OPERATION]
+    monkeypatch.setattr(ladder, "parts", lambda _: {})
+    monkeypatch.setattr(room, "left_on", lambda _: 12_000)
+    assert Ladder(given, "blocks.1.squared").rung is Rung.REGION
+    assert Ladder(given, "").rung is Rung.OPERATION
+    assert region_of(given.step.view.root, "head") == "head"
+
+
+def short(*_, **__):
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+
+def test_a_rung_that_memory_was_too_short_for_is_left(monkeypatch):
+    from nanstop.prove import exact
+
+    monkeypatch.setattr(exact, "reference", short)
+    proof = proof_at(monkeypatch, *Rung)
+    assert (proof.verdict, proof.scope) == ("proven", "layer by layer")
+    monkeypatch.setattr(exact, "streamed", short)
+    proof = proof_at(monkeypatch, *Rung)
+    assert (proof.verdict, proof.scope) == ("proven", "region blocks.1")
+
+
+def test_a_run_that_memory_was_too_short_for_is_no_failure(monkeypatch):
+    given = failing()
+    monkeypatch.setattr(given.step, "_loss_fn", short)
+    for run in (
+        lambda: given.attempt(under=lambda: torch.enable_grad()),
+        lambda: rerun(given.step, 0, incident="", first_loss=None),
+        lambda: localize(given.step, 0),
+        lambda: failing_step(given.step, phase="forward", raised=False),
+    ):
+        with pytest.raises(ShortOfMemoryError, match="memory is short"):
+            run()
+
+
+def test_a_trial_that_has_no_room_is_not_begun(monkeypatch):
+    from dataclasses import replace
+
+    given = replace(failing(), takes=10_000)
+    monkeypatch.setattr(room, "left_on", lambda _: 1_000)
+    ran = []
+    monkeypatch.setattr(given.step, "_loss_fn", lambda *_: ran.append(1))
+    with pytest.raises(ShortOfMemoryError, match="memory is short"):
+        given.attempt(under=lambda: torch.enable_grad())
+    assert not ran

@@ -213,7 +213,7 @@ def test_the_logarithm_of_a_number_that_was_rounded_to_0(spelled):
     found = said(ROUNDED[spelled], v=x())
     assert found[0].code == "NS207"
     assert found[0].cause.endswith("that was rounded to exactly 0")
-    assert any("makes 0 of what is not 0" in line for line in found[0].lines)
+    assert any("rounds to 0 what is not 0" in line for line in found[0].lines)
 
 
 def test_the_logarithm_of_another_zero_has_no_story():

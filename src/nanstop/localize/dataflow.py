@@ -20,7 +20,9 @@ from nanstop.records import FORMAT_MAX, op_kind
 from nanstop.records.formats import vanishes
 from nanstop.records.values import origin_of
 from nanstop.tracing.operators import ADDITIVE
+from nanstop.tracing.places import source_line
 from nanstop.tracing.recorder import Op, Trace, Value
+from nanstop.tracing.written_numbers import writes_down
 
 _FLOORS = frozenset({"clamp", "clamp_min", "maximum"})
 _ROOTS = frozenset({"sqrt", "rsqrt", "reciprocal", "pow", "div"})
@@ -88,8 +90,8 @@ def vanished_number(trace: Trace, divisor: Value, *, limit: int = 8) -> int | No
 
 def rounded_to_zero(trace: Trace, value: Value, *, limit: int = 32) -> int | None:
     """Return the op that made 0 of what is not 0, before a value that holds zeros: an exponential
-    of finite numbers, a product of numbers above 0. None where there is no such op, followed
-    through sums and products of what is 0 at least.
+    of finite numbers, a product of numbers above 0, a power of one tensor that is all 0. None where
+    there is no such op, followed through sums and products of what is 0 at least.
     """
     queue, seen = deque(writers(trace, value)), set[int]()
     while queue and len(seen) < limit:
@@ -103,7 +105,7 @@ def rounded_to_zero(trace: Trace, value: Value, *, limit: int = 32) -> int | Non
         read = [range_of(trace, one) for one in op.inputs if one.slot >= 0]
         if base in _EXPONENTIALS and not any(one.is_bad for one in read):
             return index
-        if base in _PRODUCTS and _is_of_positive(trace, op):
+        if base in _PRODUCTS and (_is_of_positive(trace, op) or _is_square_of_small(trace, op)):
             return index
         if base in _PRODUCTS | _SUMS | KEEPS:
             queue.extend(writer for one in op.inputs for writer in writers(trace, one))
@@ -140,6 +142,20 @@ def _is_of_positive(trace: Trace, op: Op) -> bool:
         return False
     read = [range_of(trace, one) for one in op.inputs]
     return all(0.0 < one.low <= one.high < math.inf for one in read)
+
+
+def _is_square_of_small(trace: Trace, op: Op) -> bool:
+    """Return whether an op makes nothing but 0 of one tensor that is not 0 and no other operand:
+    a power of it, or its product with itself.
+    """
+    if any(one.slot < 0 for one in (*op.inputs, *op.outputs)):
+        return False
+    if any(number == 0.0 or math.isinf(number) for number in op.scalars):
+        return False
+    read = {(id(one.storage), one.generation, one.layout) for one in op.inputs}
+    ranges = [range_of(trace, one) for one in op.inputs]
+    is_one_number = len(read) == 1 and all(0.0 < one.absmax < math.inf for one in ranges)
+    return is_one_number and all(range_of(trace, one).absmax == 0.0 for one in op.outputs)
 
 
 def _vanishes(op: Op, number: float) -> bool:
@@ -204,15 +220,39 @@ def turned_over(trace: Trace, births: Births, born: int | None) -> int | None:
 
 def fills(trace: Trace, index: int) -> tuple[int, ...]:
     """Return the fills that wrote all infinities of which op ``index`` made NaN, the last first; ()
-    where an operation computed one of them.
+    where an operation computed one of them. What reads a number that its own line writes down is
+    a fill, too.
     """
     op = trace.ops[index]
     read = [value for value in op.inputs if value.slot >= 0 and range_of(trace, value).has_inf]
     if not read or not any(range_of(trace, o).has_nan for o in op.outputs if o.slot >= 0):
         return ()
     births = trace_back(trace, read)
-    written = all(is_placed(trace.ops[one]) for one in births.inf) and not births.external
-    return births.inf[::-1] if written else ()
+    placed = all(is_placed(trace.ops[i]) or _copies_number(trace, i) for i in births.inf)
+    if not placed or not all(_is_filled_in(trace, *one) for one in births.external):
+        return ()
+    return tuple(sorted({*births.inf, *(reader for reader, _ in births.external)}, reverse=True))
+
+
+def _is_filled_in(trace: Trace, reader: int, value: Value) -> bool:
+    """Return whether an op before the one that is explained, which stands for what nobody else
+    reads, writes in a number of its own line.
+    """
+    return reader < len(trace.ops) and _writes_down(trace, reader, value)
+
+
+def _copies_number(trace: Trace, index: int) -> bool:
+    """Return whether an op puts one number that stands in its own line into a tensor."""
+    op = trace.ops[index]
+    numbers = (value for value in op.inputs if not value.shape)
+    return op_kind(op.name) == "copy" and any(_writes_down(trace, index, v) for v in numbers)
+
+
+def _writes_down(trace: Trace, reader: int, value: Value) -> bool:
+    """Return whether an op reads a number that stands in its own line."""
+    line = source_line(trace.ops[reader].line)
+    is_of_program = not value.storage.name and not value.generation
+    return is_of_program and line is not None and writes_down(line, is_nan=False)
 
 
 def _is_turned_over(trace: Trace, index: int) -> bool:

@@ -30,6 +30,9 @@ from those under the form: a clamp ends a little before the edge where a guard b
 """
 
 
+WHICH_NUMBER = "another finite number gives another loss"
+
+
 def next_form(held: tuple[Atom, ...], place: Localization | None) -> tuple[Atom, ...] | None:
     """Return the forms with that of the line where the step fails under them; None where there is
     no other line, or they are many.
@@ -60,12 +63,12 @@ def is_any_number(
     failing: FailingStep, exact: ExactRuns, atoms: tuple[Atom, ...], run: Attempt
 ) -> bool:
     """Return whether another finite number in an infinity's place makes the same of the failing
-    micro-batch as ``run``: where it does not, no number is the right one.
+    micro-batch as ``run``, where that passes: where it does not, no number is the right one.
     """
     others = tuple(
         replace(atom, value=FINITE[1]) if atom.remedy == "finite_fill" else atom for atom in atoms
     )
-    if others == atoms:
+    if others == atoms or run.failed:
         return True
     under = partial(applied, failing.step.view, others)
     return agree(run, exact.attempt(failing.micro, under=under))

@@ -20,6 +20,7 @@ from nanstop.prove.bad_samples import atoms_for, healthy_rows, without
 from nanstop.prove.exact import ExactRuns, Gaps, farthest
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.form_evidence import (
+    WHICH_NUMBER,
     is_any_number,
     next_form,
     typed_forms,
@@ -179,6 +180,8 @@ class Trials:
             run = self._exact.attempt(micro, under=under)
         else:
             run = self._failing.attempt(micro, batch=batch, under=under)
+        if not anew and not is_any_number(self._failing, self._exact, atoms, run):
+            return Trial(atoms=atoms, outcome="not_applicable", micro=micro, message=WHICH_NUMBER)
         key = self._key_of(atoms, micro, run, anew=anew) if run.failed else None
         judged = not (run.failed or anew)
         gaps = (self._exact.gaps(micro, run, under) if judged else None) or (None, None, None)
@@ -277,9 +280,8 @@ class Trials:
         return healthy_rows(self._failing)
 
     def _rows_unchanged(self, atoms: tuple[Atom, ...], micro: int, run: Attempt) -> bool | None:
-        """Return whether healthy samples keep loss and gradient; None where float32 can judge.
-
-        What leaves out is not held against what does not, nor a form against other roundings.
+        """Return whether healthy samples keep loss and gradient; None where float32 can judge: not
+        other roundings of a form, nor what leaves a sample out.
         """
         leaves_out = _has(atoms, "drop_sample")
         passes = not self._exact.of(micro).failed
@@ -289,8 +291,6 @@ class Trials:
             return None
         if self._failing.update:
             return agree(self._exact.attempt(micro, without_update=True, under=nullcontext), run)
-        if not is_any_number(self._failing, self._exact, atoms, run):
-            return False
         if not self._healthy_rows:
             return self._unchanged_elsewhere(atoms)
         only_healthy = self._without_bad_rows(micro)

@@ -123,7 +123,9 @@ def finite_fill(evidence: Evidence) -> Candidates:
     Which number is the experiment's to say: the cure is one under which it makes no difference.
     """
     found = evidence.localization
-    target = _place(found.filled) if found is not None else ""
+    if found is None:
+        return ()
+    target = _place(found.first_bad if found.is_written else found.filled)
     return ((Atom(remedy="finite_fill", target=target, value=FINITE[0]),),) if target else ()
 
 

@@ -126,7 +126,7 @@ def _cause(event: OpEvent, rounded: tuple[str, ...]) -> str:
     """
     made = next((stats for stats in event.forward_outputs if not stats.finite), None)
     if event.is_of_function:
-        return _own_formula(event)
+        return _own_formula(event, rounded)
     if made is not None:
         kinds = " and ".join(bad_kinds(made))
         return (
@@ -145,12 +145,14 @@ def _cause(event: OpEvent, rounded: tuple[str, ...]) -> str:
     return f"{finite}; no wider format has one for these numbers either"
 
 
-def _own_formula(event: OpEvent) -> str:
+def _own_formula(event: OpEvent, rounded: tuple[str, ...]) -> str:
     """Return what is known of a backward that somebody wrote down: whether the function has a
     derivative there is another question.
     """
     if any(not stats.finite for stats in event.inputs):
         return "its own backward reads what is not finite already"
+    if rounded:
+        return "the formula of its own backward meets a number that was rounded to 0"
     formula = f"the formula of its own backward has no value in {event.outputs[0].dtype}"
     return f"{formula} or a wider format" if event.wider == "nonfinite" else formula
 

@@ -10,7 +10,8 @@ from torch import nn
 
 import nanstop
 import tiny
-from loop_scripts import same
+from e2e.scripts import HEAD
+from loop_scripts import investigated, run_script, same
 from nanstop.hosts.loop.function_micro import FunctionMicro
 
 KERNELS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "single": {"foreach": False}}
@@ -241,3 +242,31 @@ def test_a_window_that_cannot_be_run_again_is_left_out(tmp_path, monkeypatch):
     assert report.diagnoses[0].code == "NS402"
     assert {entry.action.kind for entry in report.audit} == {"skip"}
     assert same(list(model.parameters()), list(before.parameters()))
+
+
+HEAD_IN_HALF = """
+body, head = nn.Linear(6, 8), nn.Linear(8, 1).half()
+body.requires_grad_(False)
+optimizer = torch.optim.AdamW(head.parameters(), lr=3e-4, eps=1e-6)
+losses = []
+for step in range(4):
+    for part in range(PARTS):
+        x = torch.randn(8, 6)
+        pooled = body(x).to(head.weight.dtype)
+        loss = (head(pooled).float().squeeze(-1) - x[:, 0]).square().mean() * 1e-3
+        (loss / PARTS).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    losses.append(loss.item())
+"""
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_head_in_half_behind_a_cast_is_judged_in_windows_too(tmp_path, parts):
+    source = HEAD + HEAD_IN_HALF
+    true = run_script(tmp_path / "true.py", source.replace(".half()", ""), PARTS=parts)["losses"]
+    found, news = investigated(tmp_path / "half.py", source, on_failure="repair", PARTS=parts)
+    (report,) = (one for one in news if hasattr(one, "diagnoses"))
+    assert (report.diagnoses[0].code, report.proof.verdict) == ("NS110", "proven")
+    assert [entry.action.kind for entry in report.audit] == ["rollback"]
+    assert found["losses"] == pytest.approx(true, rel=2e-2)

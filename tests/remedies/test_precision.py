@@ -231,6 +231,29 @@ def test_half_inputs_reach_a_float32_reference():
         assert view.root(torch.ones(2, 4).half()).dtype == torch.bfloat16
 
 
+class CastsBetween(torch.nn.Module):
+    """Knows its head's format and hands over what is in it; a container holds both."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.Linear(4, 1).half()])
+
+    def forward(self, x):
+        body, head = self.parts
+        return head(body(x).half())
+
+
+@pytest.mark.parametrize("by_script", [True, False])
+def test_a_cast_to_half_before_a_module_does_not_end_the_reference(by_script):
+    net = CastsBetween()
+    view = View(net.parts if by_script else net)
+    with reference(view):
+        assert CastsBetween.forward(net, torch.ones(2, 4)).dtype == torch.float32
+    with applied(view, [Atom(remedy="bf16")]):
+        assert CastsBetween.forward(net, torch.ones(2, 4)).dtype == torch.bfloat16
+    assert CastsBetween.forward(net, torch.ones(2, 4)).dtype == torch.float16
+
+
 def test_parameters_that_share_a_storage_share_its_copy():
     first, second = torch.nn.Linear(4, 4).half(), torch.nn.Linear(4, 4).half()
     second.weight = torch.nn.Parameter(first.weight.data)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from nanstop.decide.agreement import Ranks
-from nanstop.errors import ShortOfMemoryError
+from nanstop.errors import NanstopError, ShortOfMemoryError
 from nanstop.numerics.host_memory import lacks_memory
 from nanstop.numerics.room import let_go, require
 from nanstop.numerics.tensors import HALF, nonfinite
@@ -332,7 +332,7 @@ def pending_update(step: Step, rewind: WayBack | None) -> FailingStep | None:
     """Return the failing step of an update that is about to ruin weights, judged by a float32 run
     of it; None if it does not.
 
-    ``rewind``: its last step is this one.
+    ``rewind``: its last step is this one. Raises NanstopError where there is no such run.
     """
     micros = tuple(range(len(step.batches)))
     before = tuple(rewind.steps[:-1]) if rewind is not None else ()
@@ -342,6 +342,8 @@ def pending_update(step: Step, rewind: WayBack | None) -> FailingStep | None:
     named = step.view.root.named_parameters()
     half = {name: math.inf for name, p in named if p.requires_grad and p.dtype in HALF}
     true = replace(failing, in_float32=half).attempt(under=partial(reference, step.view))
+    if true.error is not None:
+        raise NanstopError(f"it does not run in float32: {true.error}")
     lengths = {name: true.lengths.get(name, math.nan) for name in half}
     plain = attempt(step, 0, update=True, in_float32=lengths)
     names = [one.removeprefix("param:") for one in plain.bad if one.startswith("param:")]

@@ -4,7 +4,7 @@ logits; the reference.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import chain
 
@@ -187,6 +187,9 @@ def _in_format(
     tensors = stored_in(view, replaced)
     with ExitStack() as undo:
         undo.enter_context(computed_in(view, replaced, dtype))
+        for owner in _owners(view, tensors):
+            # A program may cast what it hands over to the format that it knows of its weights.
+            undo.enter_context(forward_replaced(owner, InputCast(replaced, dtype)))
         if with_state and view.optimizer is not None:
             undo.enter_context(state_swapped(view.optimizer, tensors, dtype))
         undo.enter_context(swapped((*tensors, *_beside_in(view, replaced)), dtype))
@@ -212,6 +215,15 @@ def computed_in(
             if vars(layer).get("compute_dtype") in (*replaced, None):
                 computing_in(layer, undo, dtype)
         yield
+
+
+def _owners(view: ModelView, tensors: Sequence[Tensor]) -> Iterator[nn.Module]:
+    """Yield the modules with a forward that hold one of the tensors themselves."""
+    chosen = {id(tensor) for tensor in tensors}
+    for module in callable_modules(view.root):
+        held = chain(module._parameters.values(), module._buffers.values())
+        if any(id(one) in chosen for one in held):
+            yield module
 
 
 def _beside_in(view: ModelView, formats: frozenset[torch.dtype]) -> list[Tensor]:

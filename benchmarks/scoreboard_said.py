@@ -19,6 +19,8 @@ MOST_OUT, MOST_ERR = 800, 3000
 _LOSS = re.compile(r"^final_loss=(\S+)$", re.MULTILINE)
 _LINE = re.compile(r"([\w.-]+\.py:\d+)\b(?!: \w*Warning)")
 """A line that is named, but for those to which Python ascribes a warning."""
+_ABOVE_PACKAGES = re.compile(r"/[^\s\"':]*/(?=site-packages/)")
+"""Where the packages of a process lie, in whatever environment."""
 
 
 def record(tool: str, command: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -149,8 +151,9 @@ _READERS: Mapping[str, Callable[[Path, str, str], dict[str, Any]]] = {
 
 def _portable(text: str) -> str:
     """Return text without the folders of this machine."""
+    shared = _ABOVE_PACKAGES.sub("", text)
     return (
-        text.replace(str(PROJECT / ".venv-peers"), "$VENV")
+        shared.replace(str(PROJECT / ".venv-peers"), "$VENV")
         .replace(sys.prefix, "$VENV")
         .replace(str(PROJECT), ".")
     )

@@ -1,7 +1,9 @@
 """Which updates are rehearsed, and what becomes of those that are left out or cannot be."""
 
+import math
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 
@@ -81,3 +83,30 @@ def test_what_cannot_be_rehearsed_is_said_once(tmp_path, capsys):
     said = capsys.readouterr().err
     assert said.count("updates cannot be judged before they are applied: it holds a Linear") == 1
     assert not watch.incidents
+
+
+SCHEDULES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+@pytest.mark.parametrize("rate", SCHEDULES)
+def test_an_update_at_a_rate_that_is_no_number_is_left_out_before_it_is_made(tmp_path, rate):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    factors = [1.0, 1.0, *[SCHEDULES[rate]] * 4, 1.0, 1.0]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factors[min(step, 7)])
+    kept = []
+    with nanstop.watch(model, optimizer, out=tmp_path) as watch:
+        for _ in range(7):
+            watch.step(lambda x: model(x).square().mean(), torch.randn(3, 4))
+            watch.update()
+            schedule.step()
+            kept.append(model.weight.detach().clone())
+    (report,) = watch.incidents
+    assert report.diagnoses[0].code == "NS402"
+    assert f"the learning rate is {rate}" in report.diagnoses[0].cause
+    assert [entry.action.kind for entry in report.audit] == ["skip"] * 4
+    assert all(torch.equal(one, kept[1]) for one in kept[2:6])
+    assert not torch.equal(kept[6], kept[5])
+    assert kept[6].isfinite().all()
+    assert not any(one.code == "NS113" for one in watch.findings)

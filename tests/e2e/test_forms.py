@@ -121,6 +121,23 @@ def test_forms_of_two_lines_are_found_one_after_the_other():
     assert len({atom.target for atom in atoms}) == 2
 
 
+def of_two_operations(v, b):
+    spread = (v * b["z"]).square().sum(-1, keepdim=True)
+    scaled = b["z"] / spread
+    return (scaled * v.log_softmax(-1)).sum() + spread.log().mean()
+
+
+def test_of_a_second_line_what_fails_there_is_typed_and_nothing_else():
+    incident, text = shown(of_two_operations, zero)
+    first, second = incident.proof.minimal
+    assert (incident.proof.verdict, first.value) == ("proven", "guarded")
+    assert second.value == "guarded:log"
+    assert text.count("what has no value") == 1
+    typed = text.partition("in code:")[2]
+    assert "spread.clamp(" in typed
+    assert "v.log_softmax(-1)).sum()" in typed
+
+
 def test_a_batch_without_a_healthy_row_is_judged_by_the_one_before():
     def nothing_kept(given):
         given["m"][:] = False

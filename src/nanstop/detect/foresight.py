@@ -22,6 +22,7 @@ from nanstop.numerics.trained import held_by
 from nanstop.records import StateRow
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from nanstop.replay.step import Step
@@ -52,11 +53,16 @@ class Foresight:
         () where it is not looked at.
 
         Asked once an update; gradients must be those that it will use. Synchronises the device once
-        where it looks. What cannot be run on copies is followed no further.
+        where it looks. What cannot be run on copies is followed no further. A learning rate of NaN
+        is no matter of formats: all that have a gradient are about to be ruined.
         """
         optimizer = step.view.optimizer
         if self.over or optimizer is None:
             return ()
+        lost = _at_no_rate(optimizer)
+        if lost:
+            names = {id(one): name for name, one in step.view.root.named_parameters()}
+            return tuple(Moved(names.get(id(one), ""), math.nan, math.nan) for one in lost)
         followed = self._followed.setdefault(optimizer, _Followed())
         number, followed.num_updates = followed.num_updates, followed.num_updates + 1
         if not _is_time(number):
@@ -81,6 +87,15 @@ class Foresight:
         """Forget the last rehearsal: its update was left out."""
         if self._present is not None:
             self._present.take_back()
+
+
+def _at_no_rate(optimizer: Optimizer) -> list[Tensor]:
+    """Return what an update would multiply by a rate that is no finite number, which a schedule may
+    come to. One that a tensor holds is not read.
+    """
+    groups = optimizer.param_groups
+    lost = (g for g in groups if isinstance(g.get("lr"), float) and not math.isfinite(g["lr"]))
+    return [one for group in lost for one in group["params"] if one.grad is not None]
 
 
 def _is_time(number: int) -> bool:

@@ -13,8 +13,8 @@ from functools import partial
 from nanstop.prove.agreement import agree
 from nanstop.prove.exact import ExactRuns, Gaps, gaps_between
 from nanstop.prove.failing_step import FailingStep
-from nanstop.records import Atom, Localization
-from nanstop.records.remedies import FINITE
+from nanstop.records import Atom, Localization, op_kind
+from nanstop.records.remedies import FINITE, GUARDED
 from nanstop.remedies.apply import applied
 from nanstop.remedies.forms.mode import compared
 from nanstop.remedies.forms.typed import Typed, typed
@@ -43,7 +43,10 @@ def next_form(held: tuple[Atom, ...], place: Localization | None) -> tuple[Atom,
     target = f"{event.source.file}:{event.source.line}"
     if any(atom.target == target for atom in held):
         return None
-    return (*held, replace(held[0], target=target))
+    value = held[0].value
+    if value.partition(":")[0] == GUARDED:
+        value = f"{GUARDED}:{op_kind(event.forward_op or event.op)}"
+    return (*held, replace(held[0], target=target, value=value))
 
 
 def values_unchanged(failing: FailingStep, atoms: tuple[Atom, ...]) -> bool | None:

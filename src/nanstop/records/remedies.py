@@ -110,6 +110,9 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
 
 FORMS = ("stable_form", "held_fill", "finite_fill", "fp32_line", "form")
 """Remedies that write a failing line in another way."""
+GUARDED = "guarded"
+"""The value of a guarded form. Where another line failed once the first one passed, it says after a
+colon which operation did."""
 MASKED = "masked"
 """A guarded form that is typed element by element, where a shorter code gives another value or
 another gradient at what is left out.
@@ -173,7 +176,7 @@ def describe(atoms: Sequence[Atom]) -> str:
     """
     clauses: dict[tuple[str, str], list[str]] = {}
     for atom in sorted(atoms, key=lambda atom: list(REMEDIES).index(remedy_of(atom).name)):
-        value = "" if atom.remedy == "island" else _said(atom)
+        value = "" if atom.remedy in ("island", "form") else _said(atom)
         targets = clauses.setdefault((atom.remedy, value), [])
         if atom.target not in targets:
             targets.append(atom.target)

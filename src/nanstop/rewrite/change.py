@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nanstop.records import Atom, OpEvent, Proof, Report, RunFacts
-from nanstop.records.remedies import FORMS
+from nanstop.records.remedies import FORMS, GUARDED
 from nanstop.rewrite.arguments import Settings, cured, settings_of
 from nanstop.rewrite.config_file import with_settings
 from nanstop.rewrite.files import FileChange
@@ -94,7 +94,8 @@ class _Work:
         taken = next(((one, edits) for one, edits in found if edits), None)
         if taken is not None:
             is_guard = taken[0].remedy == "form"
-            self.taken[atom] = replace(taken[0], value="guarded") if is_guard else taken[0]
+            meant = atom if atom.remedy == "form" else replace(taken[0], value=GUARDED)
+            self.taken[atom] = meant if is_guard else taken[0]
             self.edits.setdefault(file, []).extend(taken[1])
             return
         self.words.append(said(atom, self.report) if tried != () else untyped(atom))

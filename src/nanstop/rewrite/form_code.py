@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, product
 
 from nanstop.records import Atom, OpEvent, Proof
-from nanstop.records.remedies import FORMS, MASKED
+from nanstop.records.remedies import FORMS, GUARDED, MASKED
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.guarded import rewrite_guarded, rewrite_held
@@ -19,7 +19,7 @@ from nanstop.rewrite.source import Edit, Source, edited, expressions_of, source_
 _MOST_CODES = 4
 """Ways to type one cure that are tried."""
 _OF_TWO = frozenset({"matmul", "mm", "bmm", "dot", "mv"})
-"""Operations whose operands have to be of one format."""
+"""Products, each of which torch may compute by another; their operands have to be of one format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,14 @@ def forms_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
 
 
 def ways_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
-    """Return ``forms_at``, and then those that can be typed in a longer way as well."""
+    """Return ``forms_at``, and then those that can be typed in a longer way as well: of every
+    operation of the line where one is known to fail, or element by element.
+    """
     forms = forms_at(proof, atom)
-    guards = (one for one in forms if one.remedy == "form")
-    return (*forms, *(replace(one, value=MASKED) for one in guards))
+    guards = [one for one in forms if one.remedy == "form"]
+    whole = (replace(one, value=GUARDED) for one in guards if _op_of(one))
+    masked = (replace(one, value=MASKED) for one in guards)
+    return (*forms, *whole, *masked)
 
 
 def _is_among(
@@ -90,6 +94,11 @@ def edits_of(source: Source, atom: Atom, event: OpEvent | None) -> tuple[Edit, .
     if event is not None and event.source is not None and event.source.line != line:
         event = None  # what fails at this line, once the other one passes, is not recorded
     return form_edits(source, line, atom, event)
+
+
+def _op_of(atom: Atom) -> str:
+    """Return the operation that a guarded form is for where its value says so."""
+    return atom.value.partition(":")[2]
 
 
 def _is_form(atom: Atom) -> bool:
@@ -117,7 +126,7 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
         draft.masked = atom.value == MASKED
         draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
         try:
-            if _rewritten(draft, atom, _name(event)):
+            if _rewritten(draft, atom, _name(event) or _op_of(atom)):
                 return draft.finished()
         except NotKnownError:
             continue
@@ -177,7 +186,8 @@ def _in_float32(draft: Draft, op: str) -> bool:
 
     Where it stands within one of that name, the inner one makes the other wide as well.
     """
-    named = [one for one in _spelled(draft) if one.name == op]
+    meant = _OF_TWO if op in _OF_TWO else {op}
+    named = [one for one in _spelled(draft) if one.name in meant]
     nodes = {id(one.node) for one in named}
     inner = [one for one in named if not any(id(n) in nodes for n in _below(one.node))]
     for one in inner:

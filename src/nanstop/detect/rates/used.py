@@ -108,7 +108,8 @@ class Rates:
         used.num_changes += used.num > 0 and rate != used.latest
         used.num, used.highest, used.latest = used.num + 1, max(used.highest, rate), rate
         used.micros = max(used.micros, len(step.losses))
-        used.num_dead = used.num_dead + 1 if rate <= DEAD * used.highest else 0
+        is_dead = rate <= DEAD * used.highest and math.isfinite(rate)
+        used.num_dead = used.num_dead + 1 if is_dead else 0
         if used.told:
             return None
         least = max(LEAST_DEAD, math.ceil(DEAD_SHARE * (used.num - used.num_dead)))

@@ -6,7 +6,7 @@ from nanstop.diagnose.evidence.reading import has_masters
 from nanstop.own_code import is_library
 from nanstop.records import Atom, Evidence, OpEvent, RunFacts, TokenRows
 from nanstop.records.formats import HALF, NARROW
-from nanstop.records.remedies import FINITE, spans_of
+from nanstop.records.remedies import FINITE, GUARDED, spans_of
 
 Candidates = tuple[tuple[Atom, ...], ...]
 
@@ -28,15 +28,16 @@ def islands(event: OpEvent, facts: RunFacts) -> Candidates:
     giving back the input's format, float32, float32 under autocast.
 
     An op outside the modules has none; what is left there is the loss, and the head that feeds it.
+    In the forward of the whole model the line alone comes first.
     """
-    logits: Candidates = (*_own_line(event), (Atom(remedy="fp32_logits"),))
+    line, logits = _own_line(event), ((Atom(remedy="fp32_logits"),),)
     if event.phase == "loss":
-        return logits
+        return (*line, *logits)
     inside = Atom(remedy="island", target=event.module, value="float32")
     back = Atom(remedy="island", target=event.module, value="float32->input")
     outer = Atom(remedy="outer_autocast", value=facts.autocast or _half_format(facts))
     own: Candidates = ((back,), (inside,), (inside, outer))
-    return own if event.module else (*own, *logits)
+    return (*own, *line) if event.module else (*line, *own, *logits)
 
 
 def _own_line(event: OpEvent) -> Candidates:
@@ -107,7 +108,7 @@ def forms(evidence: Evidence) -> Candidates:
         return ()
     return (
         (Atom(remedy="stable_form", target=target, value="log_space"),),
-        (Atom(remedy="form", target=target, value="guarded"),),
+        (Atom(remedy="form", target=target, value=GUARDED),),
     )
 
 

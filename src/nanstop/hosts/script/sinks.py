@@ -116,13 +116,8 @@ class Sinks:
         with self._state.untaped(), self._state.unwatched():
             original(owner, *args, **kwargs)
         self._state.account(self._state.accounts.wrote, user_line())
-        window = self._state.window
-        if not self._state.idle or not window.micros or window.closed or window.judged:
-            return
-        roots = window.roots.values()
-        if all(p.grad is None for root in roots for p in root.parameters()):
-            window.micros, window.clips = [], []
-            window.gradients, window.is_rewritten = None, False
+        if self._state.idle:
+            self._state.forget_cleared()
 
     def unscale(self, original: Any, scaler: Any, optimizer: Optimizer) -> None:
         """Stand in for ``GradScaler.unscale_``: what it finds is the flag."""

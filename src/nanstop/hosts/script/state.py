@@ -200,8 +200,24 @@ class LoopState:
         if window.is_rewritten or window.gradients is None or window.closed:
             return
         differ = self._marks.of_gradients(window.roots.values()) != window.gradients
+        if differ and self.idle and self.forget_cleared():
+            return
         window.is_rewritten = differ or accounts.are_written
         accounts.are_written |= differ
+
+    def forget_cleared(self) -> bool:
+        """Return whether the script has thrown away all gradients of the open window, whose
+        backwards belong to no update then.
+        """
+        window = self.window
+        if not window.micros or window.closed or window.judged:
+            return False
+        roots = window.roots.values()
+        if any(p.grad is not None for root in roots for p in root.parameters()):
+            return False
+        window.micros, window.clips = [], []
+        window.gradients, window.is_rewritten = None, False
+        return True
 
     def begin_sink(self) -> None:
         """Look at the gradients that the script is about to unscale, clip or apply."""

@@ -427,3 +427,21 @@ def test_a_text_that_its_frames_cannot_spell_is_said_to_be_that():
     assert found[0].code == "NS204"
     assert "a text has more labels than its frames can spell" in found[0].cause
     assert any("zero_infinity=True" in line for line in found[0].lines)
+
+
+DECOMPOSITIONS = {
+    "linalg_cholesky_ex": lambda m: torch.linalg.cholesky(m).diagonal().log().sum(),
+    "linalg_inv_ex": lambda m: torch.linalg.inv(m).sum(),
+    "_linalg_solve_ex": lambda m: torch.linalg.solve(m, m).sum(),
+}
+
+
+@pytest.mark.parametrize("op", DECOMPOSITIONS)
+def test_a_decomposition_that_is_refused_is_named_not_the_check_of_it(op):
+    def loss(net, b):
+        rows = net(b["v"])
+        return DECOMPOSITIONS[op](rows @ rows.t())
+
+    found = said(loss, v=torch.zeros(3, WIDTH))  # three equal rows: a matrix of rank 1
+    assert found[0].code == "NS204"
+    assert found[0].title == f"`{op}` refuses its inputs"

@@ -32,6 +32,7 @@ _EXPONENTIALS = frozenset({"exp", "exp2", "_softmax", "softmax", "sigmoid"})
 _UNBOUNDED = frozenset({"exp", "exp2", "expm1", "sinh", "cosh"})
 _PRODUCTS = frozenset({"mul", "div", "pow", "square", "prod"})
 _SUMS = frozenset({"sum", "mean", "add", "mm", "bmm", "mv", "dot", "addmm"})
+_CHECK = "_linalg_check_errors"
 _WEIGHS = frozenset({"mul", "dot", "mv", "mm", "bmm"})
 
 
@@ -216,6 +217,16 @@ def turned_over(trace: Trace, births: Births, born: int | None) -> int | None:
         return born
     computed = (i for i in births.inf if i < born and not is_placed(trace.ops[i]))
     return min((i for i in computed if _is_turned_over(trace, i)), default=born)
+
+
+def refused(trace: Trace) -> int | None:
+    """Return the op that raised last, None where none did; for torch's check of what a
+    decomposition says of itself, the decomposition.
+    """
+    raised = next((op for op in reversed(trace.ops) if op.raised), None)
+    if raised is None or op_kind(raised.name) != _CHECK:
+        return None if raised is None else raised.index
+    return next(writers(trace, raised.inputs[0]), raised.index)
 
 
 def fills(trace: Trace, index: int) -> tuple[int, ...]:

@@ -260,8 +260,8 @@ class FailureOrigin:
         return as_constant(found, value, self._details.get(reader), self._samples.rows) or found
 
     def _exception(self) -> Localization:
-        raised = next((op for op in reversed(self.trace.ops) if op.raised), None)
-        event = self.event(raised.index) if raised else None
+        refused = dataflow.refused(self.trace)
+        event = self.event(refused) if refused is not None else None
         key = self._key(event, "exception")
         return Localization(
             key=key if event else replace(key, op=self._error),
@@ -356,8 +356,6 @@ class FailureOrigin:
         of = self.trace.ops[op.made_by] if op.made_by is not None else op
         if (event.name in LOGARITHMS or of is not op) and of.inputs:
             found = dataflow.rounded_to_zero(self.trace, of.inputs[0])
-        if found is None and divisor is not None and event.is_of_function:
-            found = dataflow.rounded_to_zero(self.trace, divisor)
         return self.event(found) if found is not None else None
 
     def _counted(self, event: OpEvent) -> tuple[str, ...]:

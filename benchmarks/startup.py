@@ -1,11 +1,12 @@
-"""What `nanstop run` adds to the start and the end of a healthy script, in seconds of processor
-time.
+"""What `nanstop run` adds to the start and the end of a healthy script, and what `nanstop explain`
+takes beside an empty program, in seconds of processor time.
 
 Three scripts that train a tiny model for five steps: a plain loop of torch, transformers' Trainer
 and TRL's SFTTrainer. Each runs as `python SCRIPT` and as `nanstop run SCRIPT`, interleaved, in
 alternating order. Counted is the user and system time of the whole tree of processes, which other
 work on the machine moves less than the time on the clock; that one is given beside it. The
-difference holds everything: the parent, the injection, opening and closing the watch.
+difference holds everything: the parent, the injection, opening and closing the watch. nanstop's
+own files are compiled as an installation has them.
 
     python benchmarks/startup.py [--pairs N] [--only WORD]
 """
@@ -32,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
-LIMIT_SECONDS = 0.5
+LIMIT_SECONDS = {"torch loop": 0.3, "explain": 0.2}
 
 LOOP = """
 import torch
@@ -82,7 +83,12 @@ SFTTrainer(model=model, args=SFTConfig(bf16=False, **settings), processing_class
            train_dataset=Dataset.from_list(rows)).train()
 """
 
-SCRIPTS = {"torch loop": LOOP, "transformers Trainer": TRAINER, "TRL SFTTrainer": TRL}
+SCRIPTS = {
+    "explain": "",
+    "torch loop": LOOP,
+    "transformers Trainer": TRAINER,
+    "TRL SFTTrainer": TRL,
+}
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,7 @@ class Row:
 def timed(command: Sequence[str], folder: str) -> tuple[float, float]:
     """Return processor and clock seconds of a command with all its children; it must succeed."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "NANSTOP": ""}
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(
         command, cwd=folder, env=variables, capture_output=True, text=True, check=False
@@ -122,10 +129,12 @@ def measure(name: str, pairs: int) -> Row:
         script = Path(folder, "train.py")
         script.write_text(SCRIPTS[name])
         plain = [sys.executable, str(script)]
-        watched = [sys.executable, "-m", "nanstop", "run", str(script)]
+        ours = ["explain", "NS201"] if name == "explain" else ["run", str(script)]
+        watched = [sys.executable, "-m", "nanstop", *ours]
         for each in (plain, watched):  # caches of the file system and of the libraries
             timed(each, folder)
-        if json.loads(Path(folder, ".nanstop", "summary.json").read_text())["steps"] != 5:
+        summary = Path(folder, ".nanstop", "summary.json")
+        if ours[0] == "run" and json.loads(summary.read_text())["steps"] != 5:
             sys.exit(f"{name}: the five steps were not watched")
         seconds: dict[str, list[tuple[float, float]]] = {"plain": [], "watched": []}
         for pair in range(pairs):
@@ -186,12 +195,11 @@ def main() -> int:
     setting = {
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "bytecode_is_written": not sys.dont_write_bytecode,
         **{name: version(name) for name in ("torch", "transformers", "trl")},
     }
     written = {"setting": setting | vars(options), "rows": [asdict(one) for one in rows]}
     (RESULTS / "startup.json").write_text(json.dumps(written, indent=2) + "\n")
-    return int(any(one.low > LIMIT_SECONDS for one in rows))
+    return int(any(one.low > LIMIT_SECONDS.get(one.script, 0.5) for one in rows))
 
 
 if __name__ == "__main__":

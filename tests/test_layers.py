@@ -12,6 +12,7 @@ import pytest
 SRC = Path(__file__).parent.parent / "src" / "nanstop"
 
 ROWS = (
+    ("frozen",),
     ("errors", "wording", "language", "ranks", "tracebacks", "own_code", "living"),
     ("records",),
     ("numerics", "diagnose.evidence", "store", "decide", "rewrite"),
@@ -45,10 +46,10 @@ packages of one row do not know each other.
 """
 ROW = {name: row for row, names in enumerate(ROWS) for name in names}
 
-STDLIB_ONLY = set(ROWS[0] + ROWS[1])
+STDLIB_ONLY = set(ROWS[0] + ROWS[1] + ROWS[2])
 ALSO_KNOWN = {
     "records.codec": {"pydantic", "pydantic_core"},
-    "records.record": {"typing_extensions"},  # for type checkers only, which bring it
+    "frozen": {"typing_extensions"},  # for type checkers only, which bring it
 }
 KNOWS_TORCH = {"numerics", "replay", "tracing", "remedies", "localize", "measure", "faults"} | {
     name for names in ROWS[ROW["detect"] : ROW["process"]] for name in names

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from nanstop.frozen import frozen
 from nanstop.records import Action, ActionKind, Atom
 
 Kind = Literal["proceed", "redo", "skip", "rollback", "stop"]
@@ -25,7 +26,7 @@ STOPPED = 3
 """Exit code of a training that was stopped: its incident is unresolved."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Decision:
     """``atoms``: remedies by micro-batch of the window that is redone.
 

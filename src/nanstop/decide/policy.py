@@ -6,10 +6,11 @@ The session carries a decision out; nothing here touches a model, a file or a cl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Literal, get_args
 
 from nanstop.errors import NanstopError, unknown
+from nanstop.frozen import frozen
 from nanstop.records import Action, ActionKind, Atom, FailureKey, Proof
 from nanstop.records.remedies import REMEDIES, safety_of
 
@@ -31,7 +32,7 @@ so.
 ENOUGH = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Policy:
     """How far nanstop may go.
 
@@ -86,7 +87,7 @@ class Policy:
         _require_number("audit_devices", self.audit_devices, whole=True, least=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Occurrence:
     """One kind of failure: how often it came, and the remedy that was proven for it (empty:
     none).
@@ -97,7 +98,7 @@ class Occurrence:
     cure: tuple[Atom, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Losses:
     """The updates of one optimizer that were left out in the present training, and how many of
     them came last, one after another.
@@ -108,7 +109,7 @@ class Losses:
     in_a_row: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PolicyState:
     """What the policy remembers of a run. ``adopted``: atoms that stay on for the rest of it.
 

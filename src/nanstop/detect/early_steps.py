@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +22,7 @@ from nanstop.detect.gradient_arrival import GradientArrival, is_whole
 from nanstop.detect.objective.equal_halves import EqualHalves
 from nanstop.detect.objective.references import Equals, OwnReference
 from nanstop.detect.stale_weights import keeps_casts
+from nanstop.frozen import frozen
 from nanstop.measure.updates import Before, after_update, before_update, trained_by
 from nanstop.numerics.tensors import HALF, floats
 from nanstop.records import Probe, RunFacts, StepId, formats
@@ -206,7 +207,7 @@ class EarlySteps:
         return 1.0 - int(nonzero) / total
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Sample:
     """Weights in half precision before an update.
     ``peak``: the rate that the schedule multiplies.

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
+
+from nanstop.frozen import frozen
 
 MIN_SAMPLES = 7
 MIN_GROWN_BITS = 2.0
@@ -35,7 +36,7 @@ WILD = 4.0
 MAX_WILD_SHARE = 0.2
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Growth:
     """``rate``: doublings a step. ``reaches``: first and last step between which the range
     leaves its format.
@@ -45,7 +46,7 @@ class Growth:
     reaches: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Line:
     """``level`` at step ``middle``, ``slope`` and scatter ``noise`` of bits over steps;
     ``spread``: of the steps.

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from nanstop.frozen import frozen
 from nanstop.numerics.tensors import dense_parts, floats
 from nanstop.records import GradientTally
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reading:
     """What one window gave, on the host:
     each micro-batch's raw loss, the gradient norm, what the scaler found.

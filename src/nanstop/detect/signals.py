@@ -5,9 +5,10 @@ The same for every host.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from nanstop.detect.sentinel import Reading, tally_gradients
+from nanstop.frozen import frozen
 from nanstop.numerics.tensors import nonfinite
 from nanstop.numerics.weights import MAX_LISTED
 from nanstop.records import Phase, Signal, SignalSource, SourceLine, StepId, TensorStats
@@ -18,7 +19,7 @@ _MAX_NAMED = 8
 _MAX_MESSAGE = 2000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Alarm:
     """A failure as it is noticed. ``bad_params`` and ``bad_state`` were bad before this step's
     forward. ``harmless``: all that the step leaves is finite, its gradients and buffers, so that an

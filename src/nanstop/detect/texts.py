@@ -5,8 +5,9 @@ for it: what a model is given can be compared with what its texts hold.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from types import CodeType
+
+from nanstop.frozen import frozen
 
 Line = tuple[CodeType, int] | None
 
@@ -21,7 +22,7 @@ predicts the others.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Text:
     """Tokens as a tokenizer gave them, without padding, and how many it has cut off itself.
     ``line``: None where a library asked for them.
@@ -32,7 +33,7 @@ class Text:
     line: Line
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Found:
     """The text of a row. ``num_lost``: of its ``num`` tokens, those that the row ends before."""
 

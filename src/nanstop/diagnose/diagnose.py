@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from nanstop.diagnose.catalogue import CATALOGUE
 from nanstop.diagnose.evidence.rule import Rule
+from nanstop.frozen import frozen
 from nanstop.records import Change, Diagnosis, Evidence, Report
 from nanstop.records.vocabulary import RANK
 from nanstop.wording import number
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Examination:
     """``failures``: rules that raised, with the reason."""
 

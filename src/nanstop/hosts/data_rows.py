@@ -11,7 +11,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from nanstop.detect.objective.fetched import FETCHES
+from nanstop.frozen import frozen
 from nanstop.hosts.patching import Patches
 from nanstop.numerics.tensors import tensors
 from nanstop.own_code import is_of_library
@@ -35,7 +35,7 @@ _LEAST_BYTES = 16
 """Tensors that are smaller tell no batch from another, unless they are the same object."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Delivery:
     """A batch as its loader gave it: its rows, and those of its tensors that are small."""
 

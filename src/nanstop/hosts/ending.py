@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from nanstop.decide.decision import Decision
 from nanstop.detect.sentinel import Reading
 from nanstop.detect.signals import micros_read
+from nanstop.frozen import frozen
 from nanstop.replay.step import Step
 
 
@@ -30,7 +31,7 @@ class Ending:
         return self.apply and not (self.reading is not None and self.reading.found_inf)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Redone:
     """A redo whose result is read at the end of the next window."""
 

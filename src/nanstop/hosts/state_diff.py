@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
 import torch
 
+from nanstop.frozen import frozen
 from nanstop.replay.untouched import versions_kept
 
 _MAPPINGS = frozenset({dict, defaultdict, OrderedDict, Counter})
@@ -36,7 +36,7 @@ Notes = dict[str, Any]
 Attributes = MutableMapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Mapping:
     """``items`` as they were; ``inner``: notes of those that are containers themselves."""
 
@@ -52,7 +52,7 @@ class _Mapping:
         return same and (not self.inner or _are_now(self.inner))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Sequence:
     """As ``_Mapping``; ``inner`` by place."""
 
@@ -66,7 +66,7 @@ class _Sequence:
         return same and (not self.inner or _are_now(self.inner))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Set:
     ref: set[Any]
     items: frozenset[Any]
@@ -75,7 +75,7 @@ class _Set:
         return self.ref == self.items
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Long:
     """A list too long to copy: only what was appended can be undone."""
 
@@ -86,7 +86,7 @@ class _Long:
         return len(self.ref) == self.length
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Tensor:
     ref: torch.Tensor
     version: int

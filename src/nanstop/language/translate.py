@@ -28,10 +28,8 @@ _CODE = re.compile(r" [=<>+*/-]+ |\w[(\[]|[)\]]\.")
 _IN_BRACKETS = re.compile(r"(.+?) ([(\[])(.+)([)\]])", re.DOTALL)
 _HAN = "\u3000-\u9fff\uff00-\uffef"
 _LETTER = "\u4e00-\u9fff"
-_SQUEEZED = re.compile(
-    rf"(?<=[{_HAN}]) (?=[{_HAN}])|(?<=[，。；：、（）]) (?=\S)|(?<=\S) (?=[，。；：、（）])"
-)
-_SPACED = re.compile(rf"(?<=[{_LETTER}])(?=[A-Za-z0-9`])|(?<=[A-Za-z0-9`%])(?=[{_LETTER}])")
+_SQUEEZED = rf"(?<=[{_HAN}]) (?=[{_HAN}])|(?<=[，。；：、（）]) (?=\S)|(?<=\S) (?=[，。；：、（）])"
+_SPACED = rf"(?<=[{_LETTER}])(?=[A-Za-z0-9`])|(?<=[A-Za-z0-9`%])(?=[{_LETTER}])"
 
 
 def translated(text: str, to: str | None = None) -> str:
@@ -57,8 +55,8 @@ def _spaced(text: str) -> str:
     punctuation; what is quoted stays as it is.
     """
     indent = text[: len(text) - len(text.lstrip(" "))]
-    body = _SQUEEZED.sub("", text.lstrip(" "))
-    return indent + _SPACED.sub(" ", body)
+    body = re.sub(_SQUEEZED, "", text.lstrip(" "))
+    return indent + re.sub(_SPACED, " ", body)
 
 
 @lru_cache(maxsize=4096)

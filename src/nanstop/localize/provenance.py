@@ -10,11 +10,11 @@ division as a product with a reciprocal.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 
+from nanstop.frozen import frozen
 from nanstop.localize.slicing import writers
 from nanstop.records import op_kind
 from nanstop.records.values import origin_of
@@ -69,7 +69,7 @@ _ZERO_OR_ONE = _COMPARES | _FILLS | _ZEROS_AND_ONES
 _STAY_WHOLE = (KEEPS - {"native_dropout"}) | _SUMS - {"mean"} | _PRODUCTS | _MIXES | {"mul"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OpInputs:
     """An operation with what it reads: its values, and what each of them is by descent."""
 

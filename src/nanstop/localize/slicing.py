@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
+from nanstop.frozen import frozen
 from nanstop.records import op_name
 from nanstop.tracing.operators import FILLS, NAN_DROPS
 from nanstop.tracing.recorder import Op, Trace, Value
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Range:
     """Light range of a value: extremes, and which kinds of non-finite value it holds."""
 
@@ -48,7 +48,7 @@ def range_of(trace: Trace, value: Value) -> Range:
     return Range(trace.low[value.slot], trace.high[value.slot])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Births:
     """Where bad values began. ``nan``/``inf``: op indices;
     ``external``: (first reader, value) written by no op.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 from weakref import ref
@@ -12,6 +11,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from nanstop.frozen import frozen
 from nanstop.numerics.graph import leaves_of, nodes_behind
 
 _MOST_NODES = 4096
@@ -48,7 +48,7 @@ class LossMark:
         return False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LossFactor:
     """By what a mean was multiplied to be a loss. ``value``: a scalar on its device where that is
     known there alone, NaN where it turns out to be no mean. ``most``: the largest of the numbers

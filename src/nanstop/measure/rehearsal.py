@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from nanstop.frozen import frozen
 from nanstop.measure.updates import second_moments, trained_by
 from nanstop.numerics.tensors import HALF, odd_stride
 from nanstop.numerics.update_length import is_ruinous
@@ -38,7 +38,7 @@ class CannotRehearseError(Exception):
     """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Moved:
     """How far the rehearsed updates have moved the sample of a parameter, in its own format and
     in float32.

@@ -5,7 +5,6 @@ which elements it should move and cannot, and what its state holds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.errors import NanstopError
+from nanstop.frozen import frozen
 from nanstop.numerics.tensors import (
     format_name,
     has_bad,
@@ -32,7 +32,7 @@ nothing is lost where there is one.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Update:
     """The probed update, by parameter. ``broken``: parameters that it makes non-finite."""
 
@@ -83,7 +83,7 @@ def trained_by(optimizer: Optimizer, root: nn.Module) -> dict[str, Tensor]:
     }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Before:
     """Of every ``each``-th element of a parameter:
     its value, and whether an update should move it.

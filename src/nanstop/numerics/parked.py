@@ -11,13 +11,13 @@ import ctypes
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import IO, Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from nanstop.frozen import frozen
 from nanstop.numerics import host_memory, room
 from nanstop.numerics.tensors import by_torch_alone
 
@@ -61,7 +61,7 @@ class Parking:
         return Parked(form, None, self._file, place)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Form:
     shape: torch.Size
     strides: tuple[int, ...] | None
@@ -76,7 +76,7 @@ class _Form:
         return torch.empty_strided(self.shape, self.strides, **place)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Parked:
     """A tensor's values that wait: in ``copy``, or in a file from ``place`` on."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
+
+from nanstop.frozen import frozen
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
@@ -22,7 +23,7 @@ def _groups(optimizer: Any) -> list[list[Tensor]]:
     return [group["params"] for group in optimizer.param_groups] if optimizer is not None else []
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Trained:
     """The parameters that an optimizer holds, and whether each takes a gradient.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch.optim import Optimizer
 
+from nanstop.frozen import frozen
 from nanstop.numerics.tensors import nonfinite
 from nanstop.replay.snapshot import Snapshot, Trainable
 from nanstop.replay.step import Step
@@ -27,7 +28,7 @@ _WEIGHED, _WEIGH_EVERY = 4, 8
 """Windows after a snapshot whose bytes are counted: the first, and of the others one in so many."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rewind:
     """A snapshot and the windows since then whose updates were applied, oldest first."""
 

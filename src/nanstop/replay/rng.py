@@ -6,16 +6,17 @@ import random
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nanstop.frozen import frozen
 from nanstop.numerics.accelerator import random_states, set_random_states
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RngState:
     """``torch``: uint8 CPU tensor;
     ``devices``: one tensor for each device of the accelerator in use.

@@ -6,19 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nanstop.frozen import frozen
 from nanstop.numerics.tensors import nonfinite
 from nanstop.numerics.trained import Trained, held_by
 from nanstop.replay.untouched import TensorMemory, copy_of, holds, versions_kept, write
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Trainable:
     """What an update changes. ``parameters``: by name, those that require gradients."""
 
@@ -50,7 +50,7 @@ class Trainable:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Kept:
     """A tensor and a copy of what it held."""
 
@@ -69,7 +69,7 @@ class _Kept:
         return self.tensor
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _KeptList:
     """A list of an optimizer's state and what was in it, by reference.
 
@@ -357,7 +357,7 @@ class BufferNotes:
                 self._unseen.add(index)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _BufferNote:
     tensor: Tensor
     version: int

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from nanstop.frozen import frozen
 
 
 class Versions:
@@ -46,7 +47,7 @@ def versions_kept(tensors: Iterable[Tensor | None]) -> Iterator[None]:
         versions.put_back()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorMemory:
     """A tensor, the memory that it is in, and a copy of all that lies there:
     other tensors may be views of it.

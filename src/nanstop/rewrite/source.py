@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
+
+from nanstop.frozen import frozen
 
 N = TypeVar("N", bound=ast.AST)
 
@@ -22,7 +23,7 @@ _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|$)")
 _CLOSED = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Tuple, ast.List)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Edit:
     """The characters of a text from ``start`` up to ``end`` become ``text``."""
 

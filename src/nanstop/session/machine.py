@@ -63,6 +63,7 @@ ENV_VARS = (
 settings that move numerics, never paths, names or tokens.
 """
 
+_VERSION = re.compile(r"^Version:[ \t]*(\S+)", re.MULTILINE)
 _OPTION = re.compile(r"--[A-Za-z][\w-]*")
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
@@ -118,10 +119,15 @@ def command() -> CommandFacts:
 
 
 def _version(package: str) -> str | None:
+    """Return the version of an installed package. Its headers are not parsed whole, of which its
+    whole description is a part: that of twenty packages takes longer than all else asked here.
+    """
     try:
-        return metadata.version(package)
+        known = metadata.distribution(package)
     except metadata.PackageNotFoundError:
         return None
+    found = _VERSION.search(known.read_text("METADATA") or "")
+    return found[1] if found else known.version
 
 
 def _driver() -> str | None:

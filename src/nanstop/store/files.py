@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Iterator
@@ -76,7 +75,7 @@ def write_whole(path: Path, data: bytes) -> bool:
     Errors: ``OSError``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
         with temporary.open("xb") as stream:
             stream.write(data)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -64,7 +63,7 @@ class LiveFile:
     """
 
     def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
-        known = {"training": secrets.token_hex(8), "at": time.time(), **header}
+        known = {"training": os.urandom(8).hex(), "at": time.time(), **header}
         line = _line(known)
         write_whole(folder / LIVE, line)
         self._handle = os.open(folder / LIVE, os.O_WRONLY | os.O_APPEND)

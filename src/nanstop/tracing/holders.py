@@ -10,7 +10,6 @@ import linecache
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from inspect import CO_OPTIMIZED
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from nanstop.frozen import frozen
 from nanstop.numerics.tensors import is_in_place, version
 from nanstop.own_code import is_library, is_own
 from nanstop.records import SourceLine
@@ -32,7 +32,7 @@ _RUN = str(Path(__file__).with_name("record_step.py"))
 _NO_OWNERS = (ModuleType, type, str, bytes, int, float, complex, nn.ParameterDict, nn.ParameterList)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Holder:
     """A variable of the script. ``name`` is what the script writes: ``loss_fn.weight``.
 
@@ -48,7 +48,7 @@ class Holder:
     declared: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Assignment:
     """``file``, ``at``: a line in the scope in which ``variable`` was given its value.
 
@@ -61,7 +61,7 @@ class Assignment:
     attribute: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeldVariable:
     """A tensor that a variable of the script holds by ``name``.
 

@@ -13,7 +13,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
+from nanstop.frozen import frozen
 from nanstop.numerics.graph import nodes_behind
 from nanstop.numerics.tensors import (
     as_numbers,
@@ -42,7 +42,7 @@ _CASTING = (nn.Linear, nn.modules.conv._ConvNd)
 """Modules whose input autocast converts to the format of their output."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModuleEnd:
     """``end``: "input" or "output" of the module;
     ``dtype``: the narrowest format that the value has there.

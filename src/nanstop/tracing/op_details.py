@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nanstop.frozen import frozen
 from nanstop.numerics.exponents import exponent_counts
 from nanstop.numerics.tensors import (
     bad_mask,
@@ -36,7 +37,7 @@ and residuals that come so low are single values, each another.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OpDetails:
     """Full facts of one op. ``masking``: whether its infinities stand exactly where it adds or
     converts a mask.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nanstop.frozen import frozen
 from nanstop.numerics.tensors import bad_mask, is_measurable
 from nanstop.replay.rng import rng_kept
 from nanstop.tracing.op_details import operands_of, outputs_of, replaced_in
@@ -89,7 +89,7 @@ class OtherResult(SecondRun):
         return self._change(result) if index == self._index else result
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Spot:
     """What is to be put right at one op:
     ``bad`` elements of each output, None where there are none.

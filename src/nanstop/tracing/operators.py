@@ -7,13 +7,13 @@ Read from the operator schemas; the short name sets are for what a schema does n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nanstop.frozen import frozen
 from nanstop.records import op_name
 
 _UNINITIALISED = frozenset(
@@ -40,7 +40,7 @@ CASTS = frozenset({"_to_copy", "copy_"})
 """Ops by which a value changes its format."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Traits:
     """``mutated`` and ``overwritten``: positions (or names) of arguments that are written, and
     written without being read.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import linecache
 import sys
-from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
 from typing import Any
@@ -19,6 +18,7 @@ from torch import nn
 from torch.autograd.function import BackwardCFunction
 from torch.nn.modules import module as hooks
 
+from nanstop.frozen import frozen
 from nanstop.own_code import is_library, is_wrapper
 from nanstop.records import SourceLine
 
@@ -40,7 +40,7 @@ a write through a view gives its second to ``CopySlices``.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Place:
     """``op``: the forward op, and ``index`` its place in the trace, where it has one; ``line``:
     (code, line number), None where only torch's own frames were on the stack.
@@ -55,7 +55,7 @@ class Place:
 NOWHERE = Place("", None, "")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BackwardLine:
     """A line of the script that runs within a backward: of a forward run ``anew``, of a hook, else
     of a custom backward.

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanstop.errors import ShortOfMemoryError
+from nanstop.frozen import frozen
 from nanstop.numerics.host_memory import lacks_memory
 from nanstop.numerics.room import let_go
 from nanstop.numerics.tensors import nonfinite
@@ -24,7 +25,7 @@ from nanstop.tracing.op_patches import Look, SecondRun
 from nanstop.tracing.recorder import Op, Recorder, Trace, Value
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Recording:
     """A recorded run: its trace, what it gave and what it raised.
 

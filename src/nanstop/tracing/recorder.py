@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
+from nanstop.frozen import frozen
 from nanstop.numerics.tensors import dense_parts, is_measurable
 from nanstop.records import Phase
 from nanstop.tracing import operators
@@ -83,7 +84,7 @@ class Op:
     raised: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Trace:
     """What a recorded run did. ``low``/``high``: extremes by slot (NaN in both where a NaN is
     held).

@@ -21,6 +21,7 @@ from inspect import CO_OPTIMIZED
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
+from nanstop.frozen import frozen
 from nanstop.records import SourceLine
 from nanstop.rewrite.source import LOOPS, nodes_around
 from nanstop.tracing.holders import function_at, tree_of
@@ -45,7 +46,7 @@ class UnknownError(Exception):
     """A part of an expression is more than arithmetic."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RatesToCome:
     """``at``: the line that sets the rate; ``rates``: after each number of steps that was asked."""
 

@@ -4,8 +4,7 @@ a probability. What is decided here never rests on a name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from nanstop.frozen import frozen
 from nanstop.records import Change, OpEvent, TensorStats
 from nanstop.records.vocabulary import Descent
 
@@ -15,7 +14,7 @@ MODEST_EXPONENT = 8.0
 """An argument of which every exponential fits in float16."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Operand:
     """An input of an operation: its place, its range, and what it is by descent."""
 

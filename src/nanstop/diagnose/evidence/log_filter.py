@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from nanstop.frozen import frozen
 
 TOLERANCE = 2e-4
 """Relative: the Trainer adds in float32, thousands of terms at most."""
@@ -18,7 +19,7 @@ PLAUSIBLE_LOSS = (1e-2, 50.0)
 HUGE = 1e6
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Decoded:
     """What a logged number really was. Steps count from 0 in the window that the number covers.
 

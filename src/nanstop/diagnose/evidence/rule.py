@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from nanstop.frozen import frozen
 from nanstop.records import Change, Confidence, Diagnosis, Evidence, SourceLine
 
 Role = Literal["cause", "chance", "symptom", "log", "unexplained"]
@@ -15,7 +15,7 @@ Role = Literal["cause", "chance", "symptom", "log", "unexplained"]
 how a log shows it; that nothing else explains it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reason:
     """What one branch of a check has found. ``fix``: what to do about it, in a line. ``source``:
     the line of the script that is to be changed, where it is known; ``behind``: lines that gave it
@@ -41,7 +41,7 @@ class Reason:
         ).at(self.source)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rule:
     """A finding: its code, its name (the bad thing, in kebab case), its check, and what others mean
     to it.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from nanstop.diagnose.evidence.process_end import last_op, unnatural_end
+from nanstop.frozen import frozen
 from nanstop.records import Environment, Evidence, OpEvent, RunFacts, op_name
 from nanstop.records.vocabulary import NOT_FINITE
 
@@ -22,7 +22,7 @@ _CLAUSE = re.compile(r"^(>=|<=|==|<|>)(\d+(?:\.\d+)*)$")
 _RELEASE = re.compile(r"^\d+(?:\.\d+)*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Where:
     """What a run must stand on; see the head of ``known_stacks.toml``."""
 
@@ -46,7 +46,7 @@ class Where:
     unless: Mapping[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class FailurePattern:
     """Which failures a defect explains; see the head of ``known_stacks.toml``."""
 
@@ -58,7 +58,7 @@ class FailurePattern:
     width: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Stack:
     """One row: conditions, what is wrong, what cures it and who says so."""
 

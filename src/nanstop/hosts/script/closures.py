@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from nanstop.frozen import frozen
 from nanstop.hosts.script.window import HeldGradients, ScriptWindow
 from nanstop.numerics import host_memory
 from nanstop.numerics.tensors import nonfinite
@@ -29,7 +29,7 @@ MEMORY_SHARE = 0.25
 _log = logging.getLogger("nanstop")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FailedEvaluation:
     """An evaluation whose loss or gradients are not finite. ``there``: the weights and the state
     that it was made with; ``versions``: those of the weights then.

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from nanstop.frozen import frozen
 from nanstop.hosts.tape.tensors import Autocast, autocast_state, in_autocast
 from nanstop.measure.followed import Line
 from nanstop.numerics.tensors import tensors, version
@@ -26,7 +26,7 @@ _MAX_HELD_BYTES = 2**24
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Noted:
     module: nn.Module
     args: Any

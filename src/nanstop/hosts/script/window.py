@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nanstop.detect.numeric_errors import phase_of
 from nanstop.detect.sentinel import norm_of_gradients
+from nanstop.frozen import frozen
 from nanstop.hosts.loop.step import Micro
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.tape.tape_calls import variable_names
@@ -267,7 +268,7 @@ def update_again(view: PlainView, window: ScriptWindow) -> None:
     (optimizer.step if scaler is None else partial(scaler.step, optimizer))()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Refusal:
     """An exception that an operation of the loss has raised because of a number, and the window up
     to it.

@@ -10,13 +10,13 @@ there).
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from nanstop.frozen import frozen
 from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tape_calls import Constant, EarlierGraph, Slot, TapedCall
 from nanstop.hosts.tape.taped_micro import TapedMicro
@@ -29,7 +29,7 @@ no accident (3 %).
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Program:
     """What a micro-batch was: ``key`` is equal for those that do the same, with other numbers.
 

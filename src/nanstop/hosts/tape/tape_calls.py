@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.errors import NanstopError
+from nanstop.frozen import frozen
 from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tensors import Autocast, in_autocast
 from nanstop.numerics.tensors import has_bad, tensors, version
@@ -29,7 +30,7 @@ __tracebackhide__ = passes_through
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Slot:
     """Stands for the ``index``-th tensor that the calls so far have returned.
 
@@ -73,7 +74,7 @@ class EarlierGraph:
 HISTORY = EarlierGraph()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Left:
     """Stands for a tensor that a model has left in an attribute of one of its modules, or in a
     list there (``place``). ``slot``: of the first result of the call that did. ``seen``: the tensor

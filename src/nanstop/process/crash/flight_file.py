@@ -17,11 +17,11 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanstop.errors import NanstopError
+from nanstop.frozen import frozen
 
 if TYPE_CHECKING:
     from nanstop.records.values import FlightOperand
@@ -49,7 +49,7 @@ _MAX_SOURCE = 500
 _FIELD, _OPERAND = "\x1f", "\x1e"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class OpRecord:
     """One operation, written before it ran.
 
@@ -66,7 +66,7 @@ class OpRecord:
     done: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Flight:
     """What is left of a process.
 

@@ -7,10 +7,10 @@ A block is one logical line; ``report.text`` and ``report.html.notebook`` wrap a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from nanstop.diagnose.evidence.reading import bad_counts
+from nanstop.frozen import frozen
 from nanstop.records import (
     FORMAT_MAX,
     Atom,
@@ -51,7 +51,7 @@ _SAID = {"skip": "this update was left out", "stop": "training stops"}
 _SAID |= {"observe": "nothing was changed", "continue": "nothing was changed"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Block:
     """One line before wrapping. ``cells`` come after ``lead``, ``gap`` apart, and wrap singly."""
 

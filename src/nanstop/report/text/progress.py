@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from nanstop.frozen import frozen
 from nanstop.wording import counted, number
 
 _STAGES = {
@@ -20,7 +20,7 @@ _STAGES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Stage:
     """A stage of an investigation that is under way. ``tried`` of ``trials``; ``best``: the last
     cure that passed, or ""; ``seconds_left``: None where that is not known.

@@ -19,7 +19,6 @@ from nanstop.report.text.blocks import (
     finding_label,
     incident_blocks,
 )
-from nanstop.report.text.in_code import code_blocks
 from nanstop.report.text.spoken import spoken
 from nanstop.report.text.wrapping import wrapped
 from nanstop.wording import counted, number
@@ -50,6 +49,8 @@ def render(
     ``color`` None: only on a terminal. ``record``: path of the full record, for the last line.
     ``stream``: where the text will go, stdout by default; it says whether there is a terminal.
     """
+    from nanstop.report.text.in_code import code_blocks  # a healthy run ends with a note
+
     blocks = incident_blocks(report, record, code_blocks(report, record))
     return _text(blocks, width, color, stream)
 

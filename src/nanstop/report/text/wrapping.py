@@ -8,8 +8,9 @@ from unicodedata import east_asian_width
 
 from nanstop.report.text.blocks import Block
 
-_PIECE = re.compile(
-    r"[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef][，。；：、）！？]*|[^\S\n]+|[^\s\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]+[，。；：、）！？]*"
+_PIECE = (
+    r"[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef][，。；：、）！？]*|[^\S\n]+"
+    r"|[^\s\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]+[，。；：、）！？]*"
 )
 """What is not broken: a word with the mark behind it, one Chinese character with it, spaces."""
 
@@ -47,7 +48,7 @@ def _folded(line: str, width: int, indent: str) -> list[str]:
     if columns(line.rstrip()) <= width:
         return [line]
     lines = [""]
-    for piece in _PIECE.findall(line):
+    for piece in re.findall(_PIECE, line):
         is_begun = bool(lines[-1].strip())
         if is_begun and piece.strip() and columns(lines[-1] + piece) > width:
             lines[-1] = lines[-1].rstrip()

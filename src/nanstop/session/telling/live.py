@@ -11,10 +11,11 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from nanstop.frozen import frozen
 from nanstop.records.remedies import describe
 from nanstop.report.text.progress import Stage
 from nanstop.session.history import History
@@ -36,7 +37,7 @@ _AT_THE_TERMINAL = ("headroom", "scale", "skipped")
 _log = logging.getLogger("nanstop")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Search:
     """The search for a cure that is under way: what it may take."""
 

@@ -68,11 +68,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from nanstop.diagnose.evidence.accounts import GROWS, TAKEN, has_signal, repeated
 from nanstop.diagnose.evidence.reading import VERY_LONG, sighting, standing, step_moves
 from nanstop.diagnose.evidence.rule import Rule
+from nanstop.frozen import frozen
 from nanstop.records import (
     Confidence,
     Diagnosis,
@@ -109,7 +109,7 @@ LARGEST_BETA = {"dpo": 10.0, "kto": 10.0, "grpo": 1.0, "rloo": 1.0}
 """Far above published values: 0.01 to 0.5 for the former, 0 to 0.05 for the latter."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Oddity:
     """One setting that is out of range: which, its value, what it does, and the line that is to
     be changed.

@@ -55,7 +55,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, median_low
 
@@ -64,6 +63,7 @@ from nanstop.diagnose.evidence.candidates import Candidates
 from nanstop.diagnose.evidence.reading import first_bad, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.diagnose.evidence.shorter_updates import are_refuted, made_anew, passing, without_scale
+from nanstop.frozen import frozen
 from nanstop.records import (
     FORMAT_MAX,
     Atom,
@@ -94,7 +94,7 @@ _RISING = 7
 failed."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Climb:
     """``factor``: the last value over what was usual;
     ``rises``: how often a value was twice all before it; ``highest``: of them all.

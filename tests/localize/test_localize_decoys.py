@@ -216,6 +216,24 @@ def test_two_true_causes_name_the_first():
     assert op_of(found) == "sqrt"
 
 
+def in_two_calls(x):
+    parts = [torch.log(-part.abs()) for part in (x[:, :1], x[:, 1:])]
+    return torch.cat(parts, 1) * 1.0
+
+
+def test_place_that_fails_in_two_calls_is_put_right_in_both():
+    found = located_body(in_two_calls)
+    assert (op_of(found), found.confidence) == ("log", "certain")
+    assert found.first_bad.inputs[0].shape[1] == 1
+
+
+def test_decoy_at_the_place_of_the_birth():
+    """What the first call gives is left out; that of the second one fails."""
+    found = located_body(lambda x: torch.cat([x[:, :1], in_two_calls(x)[:, 1:]], 1))
+    assert (op_of(found), found.confidence) == ("log", "certain")
+    assert found.first_bad.inputs[0].shape[1] == 15
+
+
 def test_failing_loss_comes_before_an_earlier_decoy_gradient():
     """Only the gradient meets the root of zero; the loss fails in the exponential."""
 

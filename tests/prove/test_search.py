@@ -70,6 +70,15 @@ def test_needless_atom_is_dropped():
     assert proof.minimal == (A,)
 
 
+def test_what_only_adds_to_a_cure_that_holds_is_not_run():
+    script = Script({(A,): CLOSE, (A, B): CLOSE, (C,): FAR, (B, C): CLOSE})
+    proof = run(script, [(A,), (A, B), (C,), (B, C)])
+    assert (proof.verdict, proof.minimal) == ("proven", (A,))
+    tried = [set(atoms) for atoms, micro in script.calls]
+    assert {A, B} not in tried
+    assert {B, C} in tried  # it adds to one that is finite and bent
+
+
 def test_every_atom_is_ablated():
     proof = run(Script({(A, B, AUTOCAST): CLOSE}), [(A, B, AUTOCAST)])
     assert proof.minimal == (A, B, AUTOCAST)

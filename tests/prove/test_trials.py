@@ -43,6 +43,29 @@ def trial(bend, batches):
     return Trials(failing, key).trial((Atom(remedy="attention", value="sdpa"),))
 
 
+@pytest.mark.parametrize(
+    ("module", "outcome", "most"), [("", "same_failure", 2), ("inner", "other_failure", 12)]
+)
+def test_what_fails_where_it_is_known_to_is_not_localized_again(module, outcome, most):
+    """The known place is seen in one recorded run; another one takes as many as it takes."""
+    runs = []
+
+    def loss(net, batch):
+        runs.append(net)
+        return net(batch["x"]).square().sum()
+
+    step = FnStep(Attending(), loss, [HUGE])
+    key = FailureKey(kind="nan", phase="forward", op="aten.exp.default", module=module)
+    trials = Trials(FailingStep(step=step, micro=0, micros=(0,)), key)
+    trials.reference()
+    runs.clear()
+    found = trials.trial((Atom(remedy="island", target="inner", value="float32"),))
+    assert found.outcome == outcome
+    assert found.key.op == "aten.exp.default"
+    assert len(runs) <= most
+    assert (len(runs) == 2) == (outcome == "same_failure")
+
+
 SMALL, HUGE = {"x": torch.randn(3, 4)}, {"x": torch.full((3, 4), 1e4)}
 
 

@@ -18,7 +18,7 @@ from nanstop.localize.exact import with_exact
 from nanstop.localize.origin import BatchLayout, FailureOrigin
 from nanstop.localize.positions import Grid
 from nanstop.numerics.tensors import is_plain
-from nanstop.records import Confidence, Localization, Phase
+from nanstop.records import Confidence, FailureKey, Localization, Phase
 from nanstop.records.values import origin_of
 from nanstop.replay.step import Step
 from nanstop.tracing.op_details import Observer, OpDetails, storage_names
@@ -65,6 +65,24 @@ def localize(
         num_ops=len(first.trace.ops),
         seconds=time.perf_counter() - began,
     )
+
+
+def fails_at(
+    step: Step,
+    micro: int,
+    key: FailureKey,
+    *,
+    update: bool = False,
+    phase: Phase = "forward",
+) -> bool:
+    """Return whether a run fails by what is born where ``key`` says: one recorded run, undone.
+
+    False says little: it may fail there by what is there before any operation, or elsewhere.
+    """
+    recording = _Scene(step, micro, update, phase).recorded()
+    births = slicing.trace_back(recording.trace, _sinks(recording))
+    ops = (recording.trace.ops[index] for index in (*births.inf, *births.nan))
+    return any((op.name, op.phase, op.module) == (key.op, key.phase, key.module) for op in ops)
 
 
 def _confidence(found: Localization, *, tested: bool) -> Confidence:
@@ -205,24 +223,29 @@ def _grid(scene: _Scene) -> Grid | None:
 
 
 def _confirmed(scene: _Scene, origin: FailureOrigin) -> tuple[FailureOrigin, bool]:
-    """Return the origin whose cause stands the test, with it put right the failure is gone, or
-    without it remains; and whether a run in which it was put right passed.
+    """Return the origin whose cause stands the test, with its place put right the failure is gone,
+    or without it remains; and whether a run in which it was put right passed.
 
     A padded row may be NaN while the failure is born in another row of the same tensor: the
-    earliest birth is then a decoy. It is put right for good, and the run recorded again.
+    earliest birth is then a decoy. It is put right for good, and the run recorded again. A line
+    that is called twice is one place; the first call is the cause if the second alone is not.
     """
     first = origin
     mended: dict[int, Spot] = {}
     for _ in range(_MAX_DECOYS):
-        suspect = origin.suspect()
-        if suspect is None or not first.reaches:
+        suspects = origin.suspects()
+        if not suspects or not first.reaches:
             return origin, False
-        tried = mended | suspect
-        if _passes(scene, first.reaches, tried):
+        earliest = next(iter(suspects))
+        others = {index: spot for index, spot in suspects.items() if index != earliest}
+        if _passes(scene, first.reaches, mended | suspects) and not (
+            others and _passes(scene, first.reaches, mended | others)
+        ):
             return origin, True
+        tried = mended | {earliest: suspects[earliest]}
         rest = _explained(scene, scene.recorded(Patch(tried)), tried)
-        other = rest.suspect() if rest is not None else None
-        if rest is None or other is None or not _passes(scene, first.reaches, mended | other):
+        other = rest.suspects() if rest is not None else {}
+        if rest is None or not other or not _passes(scene, first.reaches, mended | other):
             return origin, False
         mended, origin = tried, rest.with_reaches(first.reaches)
     return origin, True

@@ -8,6 +8,7 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 from nanstop.localize import dataflow, slicing
 from nanstop.localize.constants import as_constant, held_infinity, written_number
@@ -81,15 +82,20 @@ class FailureOrigin:
         other.reaches = reaches
         return other
 
-    def suspect(self) -> dict[int, Spot] | None:
-        """Return the op that is blamed with its bad elements, for ``Patch``; None if none is."""
+    def suspects(self) -> dict[int, Spot]:
+        """Return the op that is blamed with its bad elements, for ``Patch``, and behind it the
+        others that gave birth at its place; nothing if none is.
+        """
         born = self._first_born()
-        if born is None or self._first_external(born) is not None or born not in self._details:
-            return None
-        seen = self._details[born]
-        if all(mask is None for mask in seen.bad):
-            return None
-        return {born: Spot(seen.op, seen.bad, seen.read)}
+        if born is None or self._first_external(born) is not None:
+            return {}
+        at = self.trace.ops[born].place
+        births = (born, *self._births.inf, *self._births.nan)
+        there = [i for i in dict.fromkeys(births) if self.trace.ops[i].place == at]
+        seen = [(i, self._details[i]) for i in there if i in self._details]
+        is_bad = (any(mask is not None for mask in one.bad) for _, one in seen)
+        spots = {i: Spot(one.op, one.bad, one.read) for i, one in compress(seen, is_bad)}
+        return spots if born in spots else {}
 
     def localization(self) -> Localization | None:
         """Return the localization: an op that gave birth, else a tensor that was bad before,
@@ -247,7 +253,7 @@ class FailureOrigin:
         name = value.storage.name
         event = self.event(reader) if reader < len(self.trace.ops) else None
         found = Localization(
-            key=self._key(event, _kind_of(range_of(self.trace, value))),
+            key=self._key(event, range_of(self.trace, value).kind),
             first_bad=event,
             origin=origin_of(name),
             culprit=name.removeprefix("buffer ") if name else None,
@@ -295,7 +301,7 @@ class FailureOrigin:
         ]
         if not any(counts):
             bad = self._bad_outputs(event.index)
-            return _kind_of(range_of(self.trace, bad[0])) if bad else "nan"
+            return range_of(self.trace, bad[0]).kind if bad else "nan"
         return NOT_FINITE[counts.index(max(counts))]
 
     def event(self, index: int) -> OpEvent:
@@ -392,9 +398,3 @@ def _light_stats(value: Value, seen: slicing.Range) -> TensorStats:
         absmax=max(finite, default=0.0),
         name=value.storage.name,
     )
-
-
-def _kind_of(seen: slicing.Range) -> FailureKind:
-    if seen.has_nan:
-        return "nan"
-    return "+inf" if seen.high == math.inf else "-inf"

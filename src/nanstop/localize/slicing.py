@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from nanstop.frozen import frozen
-from nanstop.records import op_name
+from nanstop.records import FailureKind, op_name
 from nanstop.tracing.operators import FILLS, NAN_DROPS
 from nanstop.tracing.recorder import Op, Trace, Value
 
@@ -35,6 +35,13 @@ class Range:
     @property
     def is_bad(self) -> bool:
         return self.has_nan or self.has_inf
+
+    @property
+    def kind(self) -> FailureKind:
+        """Of a range that is bad."""
+        if self.has_nan:
+            return "nan"
+        return "+inf" if self.high == math.inf else "-inf"
 
     @property
     def absmax(self) -> float:

@@ -115,7 +115,10 @@ def prove(  # noqa: PLR0913 - called once, by name
     cures: dict[frozenset[Atom], _Cure] = {}
     untried: tuple[Atoms, ...] = ()
     for place, candidate in enumerate(candidates if baseline.outcome != "pass" else ()):
-        grow = extend if not any(cure.holds for cure in cures.values()) else lambda _: None
+        holding = [frozenset(cure.atoms) for cure in cures.values() if cure.holds]
+        if any(atoms < frozenset(candidate) for atoms in holding):
+            continue  # its smallest part that passes is known
+        grow = extend if not holding else lambda _: None
         try:
             found = _cure(bench, candidate, grow, confirm)
         except SpentError:

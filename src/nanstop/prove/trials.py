@@ -13,7 +13,7 @@ from itertools import islice
 import torch
 
 from nanstop.errors import ShortOfMemoryError
-from nanstop.localize.localize import localize
+from nanstop.localize.localize import fails_at, localize
 from nanstop.numerics.tensors import HALF, format_name
 from nanstop.prove.agreement import agree
 from nanstop.prove.bad_samples import atoms_for, healthy_rows, without
@@ -269,8 +269,15 @@ class Trials:
             return None
         if not atoms and micro == self._failing.micro:
             return self._key
+        step, update, phase = self._failing.step, self._failing.update, self._failing.phase
         with applied(self._view, atoms):
-            place = localize(self._failing.step, micro, update=self._failing.update)
+            # Forms are of a line, and ask where the step fails next.
+            is_known = not are_forms(atoms) and fails_at(
+                step, micro, self._key, update=update, phase=phase
+            )
+            if is_known:
+                return self._key
+            place = localize(step, micro, update=update, phase=phase)
         if place is not None:
             self._places[frozenset(atoms)] = place
         return place.key if place else None

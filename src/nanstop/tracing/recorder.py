@@ -83,6 +83,11 @@ class Op:
     scalars: tuple[float, ...] = ()
     raised: bool = False
 
+    @property
+    def place(self) -> tuple[str, Phase, str, tuple[Any, int] | None]:
+        """What calls of one line of a program have in common."""
+        return self.name, self.phase, self.module, self.line
+
 
 @frozen
 class Trace:

@@ -65,6 +65,18 @@ def failing():
     return FailingStep(step=step, micro=0, micros=(0,))
 
 
+@pytest.mark.parametrize(("left", "is_bounded"), [(2**40, False), (2**25, True), (None, False)])
+def test_what_a_run_takes_is_seen_where_a_wider_one_may_have_no_room(monkeypatch, left, is_bounded):
+    """There is room for the step as it is: all that is wider is asked for before it is begun."""
+    monkeypatch.setattr(room, "left_on", lambda _: left)
+    given = failing()
+    own = sum(p.nbytes for p in given.step.view.root.parameters())
+    found = ladder.bounded(given, 0)
+    assert (found.takes >= own) == is_bounded
+    assert found == given or is_bounded
+    assert found.step.view.root.blocks[0].norm.weight.grad is None
+
+
 def proof_at(monkeypatch, *rungs, wider="finite"):
     """Prove with room for these rungs alone."""
     given = failing()

@@ -105,11 +105,13 @@ def note(table: Attributes, since: Notes | None = None) -> Notes:
     Small tensors are copied on their device, nothing synchronises. ``since``: an earlier note, of
     which what has not changed is taken over: it costs no copy, and is the same in both.
     """
-    earlier = since or {}
-    return {
-        name: _noted(value, earlier.get(name)) if type(value) in _NOTED else value
-        for name, value in table.items()
-    }
+    earlier, notes = since or {}, dict(table)
+    for name, value in table.items():
+        if type(value) in _NOTED:
+            known: Any = earlier.get(name)
+            same = type(known) in _KINDS and known.ref is value and known.is_now()
+            notes[name] = known if same else _note(value, 0)
+    return notes
 
 
 def tensors(notes: Notes) -> Iterator[torch.Tensor]:
@@ -166,11 +168,6 @@ def advance(table: Attributes, before: Notes, after: Notes, names: Iterable[str]
 
 
 _ABSENT = object()
-
-
-def _noted(value: Any, earlier: Any) -> Any:
-    is_known = isinstance(earlier, _KINDS) and earlier.ref is value
-    return earlier if is_known and earlier.is_now() else _note(value, 0)
 
 
 def _are_now(inner: dict[Any, Any]) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
@@ -20,6 +21,12 @@ from nanstop.prove.failing_step import FailingStep
 from nanstop.remedies.streamed import parts
 
 _EXACT_BYTES = 4
+_WIDEST_BYTES, _WIDEST_FACTOR = 4 * 8, 4
+"""Of a float64 run of what is stored in half precision: bytes an element, with a gradient and two
+moments; how much more than the run itself its forward keeps.
+"""
+_AMPLE = 2**26
+"""Bytes that records, reports and kernels may want beside that."""
 
 
 class Rung(IntEnum):
@@ -75,6 +82,25 @@ class Ladder:
         return left > _copies((root.get_submodule(self.region),)) + beyond
 
 
+def bounded(failing: FailingStep, takes: int) -> FailingStep:
+    """Return the failing step with what a run of it takes, where what is left may be too little for
+    one of the runs of a proof: the widest has weights, gradients and moments in float64. ``takes``:
+    what is known of a run where there is little room for a single one, else 0.
+
+    On a CPU it is seen in one run, undone; on a device, a run that lacks memory is an error like
+    any other.
+    """
+    view = failing.step.view
+    left = room.left_on(view.device_type)
+    if not takes and (view.device_type != "cpu" or left is None):
+        return failing
+    copies = _WIDEST_BYTES * sum(p.numel() for p in view.root.parameters())
+    beyond = _WIDEST_FACTOR * room.most_beyond_now(view.device_type)
+    if not takes and left is not None and left > copies + beyond + _AMPLE:
+        return failing
+    return replace(failing, takes=taken_by(failing) or takes)
+
+
 def taken_by(failing: FailingStep) -> int:
     """Return what a run of a failing micro-batch takes beyond what is held before it: what its
     forward keeps, and the gradients. 0 where that is not seen: on a device, its allocator knows.
@@ -95,7 +121,7 @@ def taken_by(failing: FailingStep) -> int:
         return 0
     finally:
         handle.remove()
-    return seen + sum(p.nbytes for p in view.root.parameters() if p.requires_grad) if seen else 0
+    return seen + sum(p.nbytes for p in view.root.parameters() if p.requires_grad)
 
 
 def region_of(root: nn.Module, place: str) -> str:

@@ -24,7 +24,7 @@ from nanstop.prove.failing_step import (
     failing_step,
     pending_update,
 )
-from nanstop.prove.ladder import taken_by
+from nanstop.prove.ladder import bounded
 from nanstop.records import (
     Action,
     Atom,
@@ -229,14 +229,13 @@ class Failures:
         self, found: Investigation, now: FailurePoint, failing: FailingStep | None, takes: int
     ) -> Conclusion:
         found.facts = present_facts(found.facts, failing.step if failing is not None else now.step)
-        if failing is not None and takes:
-            failing = replace(failing, takes=taken_by(failing) or takes)
         if failing is None:
             known = self.known.like(found.key)
             if known is not None and bool(known.incident.bad_params) == bool(found.bad_params):
                 return self._again(known, now)
             return self._decide(found, now, None)
         with failing.in_place():
+            failing = bounded(failing, takes)
             found.look(failing)
             found.trace_rows(failing, self._run)
             known = self.known.like(found.key)

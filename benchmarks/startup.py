@@ -189,16 +189,20 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--only", default="", help="scripts whose name holds this word")
     options = parser.parse_args()
-    rows = [measure(name, options.pairs) for name in SCRIPTS if options.only in name]
-    Console().print(table(rows))
     RESULTS.mkdir(exist_ok=True)
     setting = {
         "python": platform.python_version(),
         "machine": platform.machine(),
         **{name: version(name) for name in ("torch", "transformers", "trl")},
     }
-    written = {"setting": setting | vars(options), "rows": [asdict(one) for one in rows]}
-    (RESULTS / "startup.json").write_text(json.dumps(written, indent=2) + "\n")
+    rows: list[Row] = []
+    for name in SCRIPTS:
+        if options.only in name:
+            rows.append(measure(name, options.pairs))
+            print(rows[-1], flush=True)
+            written = {"setting": setting | vars(options), "rows": [asdict(one) for one in rows]}
+            (RESULTS / "startup.json").write_text(json.dumps(written, indent=2) + "\n")
+    Console().print(table(rows))
     return int(any(one.low > LIMIT_SECONDS.get(one.script, 0.5) for one in rows))
 
 

@@ -15,7 +15,6 @@ from nanstop.localize.constants import as_constant, held_infinity, written_numbe
 from nanstop.localize.positions import Grid, positions_in
 from nanstop.localize.provenance import LOGARITHMS, Kinds, descents, kinds_of, named
 from nanstop.localize.slicing import range_of
-from nanstop.numerics.tensors import format_name
 from nanstop.records import (
     FailureKey,
     FailureKind,
@@ -378,23 +377,12 @@ class FailureOrigin:
 
     def _light(self, values: Iterable[Value]) -> tuple[TensorStats, ...]:
         return tuple(
-            _light_stats(value, range_of(self.trace, value)) for value in values if value.slot >= 0
+            slicing.light_stats(value, range_of(self.trace, value))
+            for value in values
+            if value.slot >= 0
         )
 
 
 def _shown(read: Sequence[Value], inputs: Sequence[TensorStats]) -> Sequence[Value]:
     """Return the values that an op has read whose ranges stand in its event."""
     return read if len(read) == len(inputs) else [value for value in read if value.slot >= 0]
-
-
-def _light_stats(value: Value, seen: slicing.Range) -> TensorStats:
-    finite = [abs(edge) for edge in (seen.low, seen.high) if math.isfinite(edge)]
-    return TensorStats(
-        shape=value.shape,
-        dtype=format_name(value.dtype),
-        nan=int(seen.has_nan),
-        posinf=int(seen.high == math.inf),
-        neginf=int(seen.low == -math.inf),
-        absmax=max(finite, default=0.0),
-        name=value.storage.name,
-    )

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from nanstop.frozen import frozen
-from nanstop.records import FailureKind, op_name
+from nanstop.numerics.tensors import format_name
+from nanstop.records import FailureKind, TensorStats, op_name
 from nanstop.tracing.operators import FILLS, NAN_DROPS
 from nanstop.tracing.recorder import Op, Trace, Value
 
@@ -53,6 +54,20 @@ def range_of(trace: Trace, value: Value) -> Range:
     if value.slot < 0:
         return Range(0.0, 0.0)
     return Range(trace.low[value.slot], trace.high[value.slot])
+
+
+def light_stats(value: Value, seen: Range) -> TensorStats:
+    """Return what is known of a value by its light range alone."""
+    finite = [abs(edge) for edge in (seen.low, seen.high) if math.isfinite(edge)]
+    return TensorStats(
+        shape=value.shape,
+        dtype=format_name(value.dtype),
+        nan=int(seen.has_nan),
+        posinf=int(seen.high == math.inf),
+        neginf=int(seen.low == -math.inf),
+        absmax=max(finite, default=0.0),
+        name=value.storage.name,
+    )
 
 
 @frozen

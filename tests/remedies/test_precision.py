@@ -309,6 +309,18 @@ def test_island_below_and_above_float32_trainables():
     assert loss.isfinite()
 
 
+def test_float32_trainables_around_an_island_that_is_in_force():
+    """What was kept for the rest of a run lies inside of what is tried later."""
+    view = plain(planted())
+    norm = view.named("layers.0.post_feedforward_layernorm")
+    with applied(view, [island(norm), AUTOCAST]):
+        before, _ = run(view)
+        with applied(view, [Atom(remedy="fp32_trainables")]):
+            loss, _ = run(view)
+    assert before.isfinite() and loss.isfinite()
+    torch.testing.assert_close(loss, before, rtol=1e-2, atol=1e-2)
+
+
 def test_four_bit_island_computes_in_float32():
     view = packed_view()
     packed, *_ = quantized_layers(view.root)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from nanstop.records import Action, ActionKind, Atom
+from nanstop.records import Action, ActionKind, Atom, Report
 
 Kind = Literal["proceed", "redo", "skip", "rollback", "stop"]
 
@@ -30,7 +30,7 @@ class Decision:
     """``atoms``: remedies by micro-batch of the window that is redone.
 
     ``adopt``: remedies to switch on for the rest of the run once a rollback has put the snapshot
-    back. ``on_stop``: as the policy says it.
+    back. ``code``: of what it is for. ``on_stop``: as the policy says it.
     """
 
     kind: Kind
@@ -38,15 +38,16 @@ class Decision:
     adopt: tuple[Atom, ...] = ()
     reason: str = ""
     incident: str = ""
+    code: str = "NS000"
     on_stop: Literal["raise", "end"] = "raise"
 
     @classmethod
     def to(
         cls,
         action: Action,
+        report: Report,
         *,
         atoms: Mapping[int, tuple[Atom, ...]],
-        incident: str,
         on_stop: Literal["raise", "end"],
     ) -> Decision:
         """Return how an action is carried out;
@@ -58,6 +59,7 @@ class Decision:
             atoms=atoms,
             adopt=action.atoms if kind == "rollback" else (),
             reason=action.reason,
-            incident=incident,
+            incident=report.incident.id,
+            code=report.diagnoses[0].code if report.diagnoses else "NS000",
             on_stop=on_stop,
         )

@@ -9,6 +9,7 @@ recomputes.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FunctionType, MethodType
@@ -28,6 +29,10 @@ from nanstop.tracebacks import passes_through
 __tracebackhide__ = passes_through
 
 Forward = Callable[..., Any]
+FORMATS_CLASH = re.compile(
+    r"same dtype|expected scalar type|dtype mismatch|must match.*dtype", re.IGNORECASE
+)
+"""What torch says of an operation whose operands are of two formats."""
 
 
 @contextmanager
@@ -206,6 +211,21 @@ class WideOwnerForward(Wrapper):
             outputs = self.inner(*args, **kwargs)
         wide = self.is_island or entry == torch.float32
         return outputs if wide else cast_floats(outputs, entry)
+
+
+class MeetsWide(Wrapper):
+    """For a module of half weights that an island's float32 may come to: what would raise for that
+    is computed as an autocast has it, in the format of the weights. Nothing else is touched.
+    """
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.inner(*args, **kwargs)
+        except RuntimeError as error:
+            dtype = parameter_format(self.module)
+            if dtype is None or not FORMATS_CLASH.search(str(error)):
+                raise
+        return self.inner(*cast_floats(args, dtype), **cast_floats(kwargs, dtype))
 
 
 class AutocastForward(Wrapper):

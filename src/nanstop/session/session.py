@@ -194,7 +194,7 @@ class Session(WatchedRun):
         if action.kind == "adopt":
             self.adopt(action.atoms)
         on_stop = self.policy.on_stop
-        return Decision.to(action, atoms=end.atoms, incident=incident, on_stop=on_stop)
+        return Decision.to(action, end.report, atoms=end.atoms, on_stop=on_stop)
 
     def carried_out(
         self, decision: Decision, outcome: str, *, before: str = "", after: str = ""

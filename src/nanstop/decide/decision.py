@@ -41,6 +41,11 @@ class Decision:
     code: str = "NS000"
     on_stop: Literal["raise", "end"] = "raise"
 
+    @property
+    def stopped(self) -> str:
+        """What is said where the training ends by it."""
+        return f"training stopped: {self.reason}"
+
     @classmethod
     def to(
         cls,

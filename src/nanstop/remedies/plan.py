@@ -9,7 +9,7 @@ from dataclasses import replace
 from nanstop.errors import NanstopError, unknown
 from nanstop.numerics.tensors import HALF
 from nanstop.records import Atom, PrecisionPlan
-from nanstop.remedies.lasting import lasting
+from nanstop.remedies.apply import applied
 from nanstop.remedies.storage import stored_in
 from nanstop.replay.step import ModelView
 
@@ -20,7 +20,7 @@ _WRAPPERS = ("_orig_mod.", "module.", "base_model.model.", "base_layer.")
 @contextmanager
 def planned(view: ModelView, plan: PrecisionPlan) -> Iterator[None]:
     """Have a plan in force; on exit all is bitwise as before. Errors: those of ``atoms_of``."""
-    with lasting(view, atoms_of(plan, view)):
+    with applied(view, atoms_of(plan, view)):
         yield
 
 

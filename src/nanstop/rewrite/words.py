@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 
 from nanstop.records import Atom, Report
@@ -16,7 +17,11 @@ _STABLE: Mapping[str, str] = {
     "binary_cross_entropy": "use `binary_cross_entropy_with_logits` on what is before the sigmoid",
     "prod": "add logarithms in place of multiplying probabilities",
     "exp": "keep the logarithm, and take `exp` of a difference of logarithms only",
+    "matmul": "keep logarithms from round to round: in place of `c / (a @ b)` "
+    "`log_c - torch.logsumexp(log_a + log_b, dim=-1)`, of a vector b; take `exp` of their sum "
+    "where it is used",
 }
+_PRODUCTS = frozenset({"matmul", "mm", "mv", "bmm", "dot"})
 _GUARDED: Mapping[str, str] = {
     "div": "keep the divisor from 0: `divisor.clamp(min=1)` of a count, "
     "`divisor.masked_fill(divisor == 0, 1)` else",
@@ -92,9 +97,22 @@ def _form(atom: Atom, report: Report) -> str:
     name = parts[min(1, len(parts) - 1)].rstrip("_")
     table = _STABLE if atom.remedy == "stable_form" else _GUARDED
     default = _STABLE["log"] if atom.remedy == "stable_form" else _GUARDED["div"]
-    text = table.get(name) or table.get(_ALIASES.get(name, ""), default)
     line = event.source.text.strip() if event is not None and event.source is not None else ""
+    name = "matmul" if table is _STABLE and _multiplies_matrices(line) else name
+    text = table.get(name) or table.get(_ALIASES.get(name, ""), default)
     return f"{atom.target}: {f'`{line}`: ' if line else ''}{text}"
+
+
+def _multiplies_matrices(line: str) -> bool:
+    try:
+        nodes = [*ast.walk(ast.parse(line))]
+    except (SyntaxError, ValueError):  # a part of a statement
+        return False
+    called = (node.func for node in nodes if isinstance(node, ast.Call))
+    named = (func.attr for func in called if isinstance(func, ast.Attribute))
+    return any(isinstance(node, ast.MatMult) for node in nodes) or any(
+        name in _PRODUCTS for name in named
+    )
 
 
 def _settings(settings: Settings, report: Report) -> str:

@@ -86,6 +86,22 @@ def said(
     )
 
 
+def behind_islands(atoms: tuple[Atom, ...], report: Report) -> tuple[str, ...]:
+    """Return what else the code of islands needs outside of the step that they were proven on: half
+    weights behind one that emits float32 raise there without an autocast.
+    """
+    facts, proof = report.incident.facts, report.proof
+    cure = proof.minimal if proof is not None else ()
+    narrow = {group.dtype for group in facts.param_groups} & {"float16", "bfloat16"}
+    is_met = facts.autocast is not None or any(one.remedy == "outer_autocast" for one in cure)
+    if is_met or not narrow or atoms[0].value != "float32":
+        return ()
+    device = facts.device.partition(":")[0]
+    autocast = f'`torch.autocast("{device}", dtype=torch.{min(narrow)})`'
+    when = "where the model generates, or is evaluated, and torch says that formats differ"
+    return (f"{when}: {autocast} around it",)
+
+
 def untyped(atom: Atom) -> str:
     """Return what is said of a form whose code does something else on the failing step."""
     return f"{atom.target}: no code is known that gives there what the cure gives"

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import nanstop
 import tiny
+from nanstop.records.codec import to_json
 
 torch.set_num_threads(1)
 
@@ -51,7 +52,12 @@ def test_a_bad_batch_is_named_and_left_out(tmp_path):
     assert all(p.isfinite().all() for p in model.parameters())
     assert "NS501" in str(watch.report())
     assert "NS501" in watch._repr_html_()
-    assert repr(nanstop.load(tmp_path / report.incident.id)) == repr(report.incident)
+    loaded = nanstop.load(tmp_path / report.incident.id)
+    assert to_json(loaded) == to_json(report.incident)
+    where = "in forward, step 2, micro-batch 0, rank 0>"
+    assert repr(loaded) == f"<incident {loaded.id}: loss nan {where}"
+    assert repr(watch).startswith("<LoopWatch: 4 steps, 1 incident, 0 findings, in ")
+    assert repr(watch.report()).endswith(" s: 4 steps, 1 incident, 0 findings>")
     assert nanstop.investigate(tmp_path / report.incident.id).diagnoses[0].code == "NS501"
 
 

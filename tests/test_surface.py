@@ -219,6 +219,8 @@ def test_summary_keys():
         "steps",
         "seconds",
         "ended",
+        "began",
+        "script",
     ]
     assert names(FindingRow) == [
         "code",

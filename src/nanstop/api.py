@@ -83,8 +83,7 @@ class Watch:
         self.close()
 
     def __repr__(self) -> str:
-        found = f"{len(self.incidents)} incidents, {len(self.findings)} findings"
-        return f"<{type(self).__name__}: {found}, in {self.folder}>"
+        return f"<{type(self).__name__}: {self.report().outcome}, in {self.folder}>"
 
     def _repr_html_(self) -> str:
         return self.report()._repr_html_()

@@ -25,12 +25,12 @@ class TrainingStopped(NanstopError):  # noqa: N818 - no error of anybody's
     with.
 
     Its updates were lost again and again, or the policy stops at a failure: the weights are those
-    that it had before. ``incident``: the id of what stopped it.
+    that it had before. ``incident``: the id of what stopped it. ``code``: its finding.
     """
 
-    def __init__(self, message: str, *, incident: str = "") -> None:
+    def __init__(self, message: str, *, incident: str = "", code: str = "NS000") -> None:
         hint = f"incident {incident}: `nanstop report`" if incident else ""
-        super().__init__(message, code="NS000", hint=hint)
+        super().__init__(message, code=code, hint=hint)
         self.incident = incident
 
 

@@ -103,7 +103,7 @@ def test_the_fused_kernel_is_not_said_to_divide_by_zero(tmp_path):
     best, update = report.diagnoses[:2]
     assert report.localization.key.kind == "length"
     assert (best.code, best.confidence) == ("NS110", "certain")
-    assert "of the second moments are 0 in float16, not in float32" in best.cause
+    assert "are 0 in float16 and not in float32" in best.cause
     assert "far too far" in update.title
     assert "those of gradients below 0.0055 are 0" in update.cause
     assert any("float32 moves it by" in line for line in update.lines)

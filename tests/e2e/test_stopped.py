@@ -218,7 +218,7 @@ def test_a_watched_loop_that_is_stopped_ends_with_3(tmp_path):
     found = ends(tmp_path, "train()\nprint('saved')")
     assert found.code == 3
     assert b"saved" not in found.out
-    assert "TrainingStopped: error[NS000]: training stopped" in found.err
+    assert "TrainingStopped: error[NS501]: training stopped" in found.err
     assert "nanstop/adapters" not in found.err
     assert "optimizer.step()" in found.err
     said = found.summary

@@ -12,6 +12,7 @@ import tiny
 from nanstop.numerics.modules import quantized_layers
 from nanstop.records import Atom
 from nanstop.remedies.apply import applied
+from nanstop.remedies.lasting import lasting
 from nanstop.remedies.precision import reference
 from remedies.views import (
     IDS,
@@ -307,6 +308,39 @@ def test_island_below_and_above_float32_trainables():
     with applied(view, atoms):
         loss, _ = run(view)
     assert loss.isfinite()
+
+
+def test_float32_trainables_around_an_island_that_is_in_force():
+    """What was kept for the rest of a run lies inside of what is tried later."""
+    view = plain(planted())
+    norm = view.named("layers.0.post_feedforward_layernorm")
+    with applied(view, [island(norm), AUTOCAST]):
+        before, _ = run(view)
+        with applied(view, [Atom(remedy="fp32_trainables")]):
+            loss, _ = run(view)
+    assert before.isfinite()
+    assert loss.isfinite()
+    torch.testing.assert_close(loss, before, rtol=1e-2, atol=1e-2)
+
+
+def test_an_island_that_lasts_meets_half_weights_on_other_ways_through_the_model():
+    view = plain(planted())
+    atoms = [island(view.named("layers.0.post_feedforward_layernorm"))]
+    with applied(view, atoms), pytest.raises(RuntimeError, match="same dtype"):
+        run(view)
+    with lasting(view, atoms):
+        loss, gradients = run(view)
+    with reference(view):
+        true_loss, true_gradients = run(view)
+    assert float((loss.float() - true_loss).abs()) < 1e-2
+    assert gradients_close(true_gradients, gradients) > 0.999
+    assert not run(view)[0].isfinite()
+
+
+def test_another_error_below_an_island_that_lasts_is_the_modules_own():
+    layers = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(3, 4)).half()
+    with lasting(View(layers), [island("0")]), pytest.raises(RuntimeError, match="cannot be mult"):
+        layers(torch.randn(2, 4).half())
 
 
 def test_four_bit_island_computes_in_float32():

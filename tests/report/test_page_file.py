@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from incident_records import report
 from nanstop.cli import main
 from nanstop.records import Atom, PrecisionPlan, Series
 from nanstop.report.page_file import write_folder_page, write_page
+from nanstop.report.text.runs import render_runs
 from nanstop.store.incidents import Store, load_series
 from nanstop.store.summary import FindingRow, Summary, summary_row
 
@@ -147,3 +149,12 @@ def test_an_issue_is_of_the_newest(tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.startswith("## error")
     assert out.count("### Environment") == 1
+
+
+def test_a_run_without_an_incident_says_when_and_what_it_was():
+    summary = Summary(steps=30, seconds=4.0, exit=0, began=1.8e9, script="train.py")
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(1.8e9))
+    said = render_runs(".nanstop", (), summary)
+    assert said == f"{day}  train.py  30 steps in 4 s, ended well, nothing found"
+    older = replace(summary, began=None, script=None)
+    assert render_runs(".nanstop", (), older).startswith("30 steps in 4 s")

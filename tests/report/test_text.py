@@ -18,6 +18,7 @@ from nanstop.records import (
     TensorStats,
 )
 from nanstop.report.text.terminal import render, render_finding
+from nanstop.report.text.wrapping import in_columns
 from report.renderings import SNAPSHOTS, renderings
 from report.specimens import (
     DIAGNOSIS,
@@ -67,6 +68,20 @@ def test_the_width_is_that_of_the_terminal_that_is_written_to(monkeypatch):
     with os.fdopen(inner, "rb"), os.fdopen(outer, "w", encoding="utf-8") as terminal:
         lines = ANSI.sub("", render(UNSOLVED, stream=terminal)).splitlines()
     assert 40 < max(map(len, (line for line in lines if len(line.split()) > 3))) <= 47
+
+
+def test_lines_that_are_too_long_are_broken_below_their_last_column():
+    line = "  NaN loss   REACHES THE WEIGHTS: 1348 weights are not finite"
+    assert in_columns(line, 40) == [
+        "  NaN loss   REACHES THE WEIGHTS: 1348",
+        " " * 13 + "weights are not finite",
+    ]
+    assert in_columns("  " + "word " * 9, 24) == [
+        "  word word word word",
+        *["    word word word word"],
+        "    word",
+    ]
+    assert in_columns(line, 80) == [line]
 
 
 def test_colour_changes_no_character():

@@ -135,6 +135,24 @@ def test_log_space(before):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        "return torch.log(1 - torch.exp(x))",
+        "return torch.log1p(-torch.exp(x))",
+        "p = torch.exp(-x.abs())\nreturn torch.log(1 - p)",
+        "return torch.stack([torch.log(1 - torch.exp(one)) for one in x])",
+    ],
+)
+def test_both_halves_of_log_of_the_rest_are_written(before):
+    after = rewritten(body(before), len(body(before).splitlines()))
+    x = -torch.logspace(-12, 1.9, 60)
+    p = x.double().exp()
+    exact = torch.log1p(-p).where(x < -1, torch.log(-torch.expm1(x.double()))), p / torch.expm1(x)
+    for found, expected in zip(outcome(after, x, None), exact, strict=True):
+        torch.testing.assert_close(found, expected.float(), rtol=2e-6, atol=0.0)
+
+
 def test_log_space_holds_where_the_plain_form_does_not():
     for before in ("return torch.log(torch.softmax(x, -1))", "return torch.log(torch.sigmoid(x))"):
         x = torch.tensor([[300.0, -300.0, 0.0]])

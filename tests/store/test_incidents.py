@@ -22,7 +22,7 @@ from nanstop.store.incidents import (
     load_summary,
 )
 from nanstop.store.plan_file import load_plan, save_plan
-from nanstop.store.summary import FindingRow, Summary, summary_row
+from nanstop.store.summary import FindingRow, Summary, merge, summary_row
 
 
 def stored(folder, **options):
@@ -152,6 +152,8 @@ def test_summary_on_disk(tmp_path):
         "steps": 0,
         "seconds": 0.0,
         "ended": None,
+        "began": None,
+        "script": None,
     }
 
 
@@ -310,3 +312,9 @@ def test_save_plan_outside_a_store(tmp_path):
     plan = PrecisionPlan(remedies=(ISLAND,))
     save_plan(plan, tmp_path / "checkpoint-4" / "plan.yaml")
     assert load_plan(tmp_path / "checkpoint-4" / "plan.yaml") == plan
+
+
+def test_a_merged_summary_began_with_the_first_of_its_processes():
+    own, other = Summary(began=20.0), Summary(began=10.0, script="train.py")
+    assert (merge(own, other).began, merge(own, other).script) == (10.0, "train.py")
+    assert merge(own, Summary()).began == 20.0

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from nanstop.cli.terminal import FINDINGS, OK, AsJson, printable, show
+from nanstop.cli.terminal import FINDINGS, OK, AsJson, printable, show, waiting
 
 
 def doctor(
@@ -22,6 +22,7 @@ def doctor(
     from nanstop.commands.doctor.doctor import doctor as audit
     from nanstop.commands.doctor.text import render
 
-    found = audit(command)
+    with waiting("short training") as follow:
+        found = audit(command, follow)
     show(found, printable(render(found)), as_json)
     return FINDINGS if found.num_reaching else OK

@@ -58,7 +58,7 @@ def fix(
     if diff and apply:
         raise NanstopError("--diff shows and --apply writes", hint="give one of them")
     found = fixing.fix(folder, apply=apply)
-    show(asdict(found), render(printable(found)), as_json)
+    show(asdict(found), render(printable(found)), as_json, is_code=True)
     return UNRESOLVED if found.status in ("no cure", "not known") else OK
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from nanstop.cli.terminal import FINDINGS, OK, AsJson, show
+from nanstop.cli.terminal import FINDINGS, OK, AsJson, show, waiting
 
 
 def lr_range(
@@ -24,6 +24,7 @@ def lr_range(
     """
     from nanstop.commands.lr_range import lr_range as sweeps
 
-    found = sweeps.lr_range(command, low=low, high=high, steps=steps)
+    with waiting("step") as follow:
+        found = sweeps.lr_range(command, low=low, high=high, steps=steps, follow=follow)
     show(found, sweeps.render(found, str(sweeps.result_file())), as_json)
     return OK if found.status == "found" else FINDINGS

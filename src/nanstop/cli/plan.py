@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nanstop.cli.terminal import FINDINGS, OK, AsJson, printable, show
+from nanstop.cli.terminal import FINDINGS, OK, AsJson, printable, show, waiting
 from nanstop.errors import NanstopError
 
 
@@ -43,7 +43,8 @@ def plan(
     else:
         if data is not None or lr is not None:
             raise NanstopError("a script brings its own data and learning rate")
-        found = plan_script(target, dtype=dtype, seconds=seconds)
+        with waiting("trial") as follow:
+            found = plan_script(target, dtype=dtype, seconds=seconds, follow=follow)
     if out is not None:
         found.save(out)
     written = f"\nwritten to {out}" if out is not None else ""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 import tempfile
+import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass, replace
 from typing import Annotated, Any
 
@@ -16,6 +20,8 @@ from nanstop import wording
 from nanstop.errors import NanstopError, unknown
 from nanstop.language.choice import LANGUAGES, VARIABLE
 from nanstop.language.translate import translated
+from nanstop.process.inject.progress import Follow, Progress
+from nanstop.wording import counted
 
 OK, FINDINGS, USAGE, UNRESOLVED, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 70, 130
 
@@ -45,11 +51,75 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value inste
 
 def progress(line: str) -> None:
     """Print a line to the standard error stream."""
-    typer.echo(printable(translated(line)), err=True)
+    _say(translated(line))
 
 
-def show(value: Any, text: str, as_json: bool) -> None:
-    """Print ``text``, or ``value`` as JSON; non-finite numbers are strings, as everywhere."""
+def _say(line: str) -> None:
+    from nanstop.report.text.terminal import render_table
+
+    typer.echo(render_table(printable(line), stream=sys.stderr), err=True)
+
+
+@contextmanager
+def waiting(part: str) -> Iterator[Follow | None]:
+    """Give what says at the foot of a terminal how far a job in a child process is and how long it
+    may take; None where the standard error stream is no terminal.
+
+    ``part``: what the job is made of. The line is gone when the wait is over.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    line = _Line(part)
+    try:
+        yield line
+    finally:
+        line.clear()
+
+
+class _Line:
+    def __init__(self, part: str) -> None:
+        self._part = part
+        self._first: tuple[int, float] | None = None
+
+    def __call__(self, progress: Progress, seconds: float) -> None:
+        now, done = time.monotonic(), progress.done
+        if progress == Progress():
+            self.write(f"the script sets up its training, {seconds:.0f} s so far")
+            return
+        first, began = self._first = self._first or (done, now)
+        left, total = progress.seconds_left, progress.total
+        if not total:
+            self.write(f"{counted(done, self._part)} so far, at most {left or 0.0:.0f} s left")
+        elif done > first:
+            rest = (now - began) / (done - first) * (total - done)
+            said = f"working on {self._part} {done + 1} of {total}, about {rest:.0f} s left"
+            self.write(said)
+        else:
+            self.write(f"working on {self._part} {done + 1} of {total}")
+
+    def clear(self) -> None:
+        self.write("")
+
+    @staticmethod
+    def write(text: str) -> None:
+        """Show a text in the place of the one before."""
+        shown = f"nanstop: {translated(text)}" if text else ""
+        cut = shown[: shutil.get_terminal_size().columns - 1]
+        with suppress(OSError):  # a terminal that is gone
+            sys.stderr.write(f"\r\x1b[K{cut}")
+            sys.stderr.flush()
+
+
+def show(value: Any, text: str, as_json: bool, *, is_code: bool = False) -> None:
+    """Print ``text``, or ``value`` as JSON; non-finite numbers are strings, as everywhere.
+
+    ``is_code``: whether there is code in the text, of which no line is broken.
+    """
+    if not (as_json or is_code):
+        from nanstop.report.text.terminal import render_table
+
+        text = render_table(text)
     if as_json:
         from pydantic_core import to_json
 
@@ -72,9 +142,9 @@ def printable(value: Any) -> Any:
 
 def fail(error: NanstopError) -> int:
     """Print an error with what to do about it, and return the exit code 2."""
-    typer.echo(printable(f"error[{error.code}]: {translated(error.message)}"), err=True)
+    _say(f"error[{error.code}]: {translated(error.message)}")
     if error.hint:
-        typer.echo(printable(translated(f"help: {error.hint}")), err=True)
+        _say(translated(f"help: {error.hint}"))
     return USAGE
 
 

@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Literal
 
 from nanstop.frozen import frozen
-from nanstop.records import Action, ActionKind, Atom
+from nanstop.records import Action, ActionKind, Atom, Report
 
 Kind = Literal["proceed", "redo", "skip", "rollback", "stop"]
 
@@ -31,7 +31,7 @@ class Decision:
     """``atoms``: remedies by micro-batch of the window that is redone.
 
     ``adopt``: remedies to switch on for the rest of the run once a rollback has put the snapshot
-    back. ``on_stop``: as the policy says it.
+    back. ``code``: of what it is for. ``on_stop``: as the policy says it.
     """
 
     kind: Kind
@@ -39,15 +39,21 @@ class Decision:
     adopt: tuple[Atom, ...] = ()
     reason: str = ""
     incident: str = ""
+    code: str = "NS000"
     on_stop: Literal["raise", "end"] = "raise"
+
+    @property
+    def stopped(self) -> str:
+        """What is said where the training ends by it."""
+        return f"training stopped: {self.reason}"
 
     @classmethod
     def to(
         cls,
         action: Action,
+        report: Report,
         *,
         atoms: Mapping[int, tuple[Atom, ...]],
-        incident: str,
         on_stop: Literal["raise", "end"],
     ) -> Decision:
         """Return how an action is carried out;
@@ -59,6 +65,7 @@ class Decision:
             atoms=atoms,
             adopt=action.atoms if kind == "rollback" else (),
             reason=action.reason,
-            incident=incident,
+            incident=report.incident.id,
+            code=report.diagnoses[0].code if report.diagnoses else "NS000",
             on_stop=on_stop,
         )

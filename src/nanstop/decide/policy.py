@@ -371,9 +371,11 @@ def _why_not_repaired(policy: Policy, proof: Proof | None) -> str:
         return "no remedy was found"
     if proof.verdict == "plausible":
         return "a remedy lets the step pass, but it was not shown to be as good as float32"
-    names = ", ".join(sorted({f'"{atom.remedy}"' for atom in _not_allowed(policy, proof)}))
+    names = sorted({f'"{atom.remedy}"' for atom in _not_allowed(policy, proof)})
     what = "leaving it out" if proof.verdict == "isolated" else "the proven remedy"
-    return f"{what} changes training and needs allow=({names},)"
+    if len(names) == 1:
+        return f"{what} changes training, and {names[0]} is not allowed"
+    return f"{what} changes training, and {' and '.join(names)} are not allowed"
 
 
 def _require_number(name: str, value: object, *, whole: bool, least: int) -> None:

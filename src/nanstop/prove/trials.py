@@ -4,7 +4,6 @@ each is one undone run, held against the float32 reference of the same step.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import cached_property, partial
@@ -43,6 +42,7 @@ from nanstop.records.formats import EPSILON
 from nanstop.records.remedies import are_forms
 from nanstop.remedies.apply import applied
 from nanstop.remedies.data import dropped_micros, rebatch
+from nanstop.remedies.forward import FORMATS_CLASH
 from nanstop.replay.batches import num_samples
 from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import Batch, ModelView
@@ -56,7 +56,6 @@ may be off under a cure where no healthy run says how far is usual.
 
 _MAX_OTHERS = 3
 _BEFORE = "the windows before"
-_DTYPE_CLASH = re.compile(r"same dtype|expected scalar type|dtype mismatch|must match.*dtype", re.I)
 _MAX_ISLANDS = 8
 
 
@@ -210,7 +209,7 @@ class Trials:
         held = trial.atoms
         if are_forms(held):
             return next_form(held, self._places.get(frozenset(held)))
-        if _DTYPE_CLASH.search(trial.message) and not _has(held, "outer_autocast"):
+        if FORMATS_CLASH.search(trial.message) and not _has(held, "outer_autocast"):
             return (*held, Atom(remedy="outer_autocast", value=_half_format(self._failing)))
         islands = [atom for atom in held if atom.remedy == "island"]
         if trial.key is None or not islands or len(islands) >= _MAX_ISLANDS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Literal
 
 from nanstop.records.record import record
@@ -156,6 +157,11 @@ class CommandFacts:
     config: str | None = None
     options: tuple[str, ...] = ()
     supervised: bool = False
+
+    @property
+    def script_name(self) -> str | None:
+        """The script without its folder."""
+        return PurePath(self.script).name if self.script else None
 
 
 @record

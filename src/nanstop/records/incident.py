@@ -79,6 +79,11 @@ class Incident:
     history: tuple[Series, ...] = ()
     time: float = 0.0
 
+    def __repr__(self) -> str:
+        met = ", ".join(dict.fromkeys(f"{one.source} {one.value}" for one in self.signals))
+        at = f"step {self.at.step}, micro-batch {self.at.micro}, rank {self.at.rank}"
+        return f"<incident {self.id}: {met or 'failed'} in {self.phase}, {at}>"
+
 
 @record
 class Replay:

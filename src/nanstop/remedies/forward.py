@@ -9,6 +9,7 @@ recomputes.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FunctionType, MethodType
@@ -28,6 +29,10 @@ from nanstop.tracebacks import passes_through
 __tracebackhide__ = passes_through
 
 Forward = Callable[..., Any]
+FORMATS_CLASH = re.compile(
+    r"same dtype|expected scalar type|dtype mismatch|must match.*dtype", re.IGNORECASE
+)
+"""What torch says of an operation whose operands are of two formats."""
 
 
 @contextmanager
@@ -45,6 +50,19 @@ def wrapper_of(forward: Any) -> Wrapper | None:
     is one.
     """
     return getattr(forward, "wrapper", None)
+
+
+def lies_in_island(module: nn.Module, *, below: bool = False) -> bool:
+    """Return whether a module computes in float32 and emits that, by a remedy that is in force.
+
+    ``below``: whether it is enough that a module around it does.
+    """
+    wrapper = wrapper_of(module.forward)
+    while wrapper is not None:
+        if isinstance(wrapper, Float32Forward) and not wrapper.narrow:
+            return below or not isinstance(wrapper, Float32Recompute)
+        wrapper = wrapper_of(wrapper.inner)
+    return False
 
 
 def _method_for(wrapper: Wrapper) -> Forward:
@@ -162,11 +180,19 @@ class WideOwnerForward(Wrapper):
     """For a module some of whose parameters became float32:
     inputs and its other own parameters follow.
 
-    Emits what it emitted before: the format of its input, or for ids ``emitted``.
+    Emits what it emitted before: the format of its input, or for ids ``emitted``; float32 where
+    an island of its own was in force.
     """
 
     def __init__(self, emitted: torch.dtype) -> None:
         self.emitted = emitted
+        self.is_island = False
+
+    def bind(self, module: nn.Module, inner: Forward) -> None:
+        self.is_island = lies_in_island(module)
+        if lies_in_island(module, below=True):
+            self.emitted = torch.float32
+        super().bind(module, inner)
 
     def is_wide(self) -> bool:
         return any(p is not None and p.dtype not in HALF for p in self.module._parameters.values())
@@ -183,7 +209,23 @@ class WideOwnerForward(Wrapper):
         args, kwargs = pytree.tree_map(widened, (args, kwargs))
         with float32_inside(self.module, recurse=False):
             outputs = self.inner(*args, **kwargs)
-        return outputs if entry == torch.float32 else cast_floats(outputs, entry)
+        wide = self.is_island or entry == torch.float32
+        return outputs if wide else cast_floats(outputs, entry)
+
+
+class MeetsWide(Wrapper):
+    """For a module of half weights that an island's float32 may come to: what would raise for that
+    is computed as an autocast has it, in the format of the weights. Nothing else is touched.
+    """
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.inner(*args, **kwargs)
+        except RuntimeError as error:
+            dtype = parameter_format(self.module)
+            if dtype is None or not FORMATS_CLASH.search(str(error)):
+                raise
+        return self.inner(*cast_floats(args, dtype), **cast_floats(kwargs, dtype))
 
 
 class AutocastForward(Wrapper):

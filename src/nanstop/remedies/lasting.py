@@ -17,10 +17,11 @@ from torch.optim.optimizer import (
 )
 
 from nanstop.numerics.optimizer_state import innermost
+from nanstop.numerics.tensors import HALF
 from nanstop.numerics.trained import held_by
 from nanstop.records import Atom
 from nanstop.remedies.apply import applied
-from nanstop.remedies.forward import wrapper_of
+from nanstop.remedies.forward import MeetsWide, callable_modules, forward_replaced, wrapper_of
 from nanstop.remedies.storage import state_swapped
 from nanstop.replay.held import Held, holders, holders_in
 from nanstop.replay.step import ModelView
@@ -29,18 +30,33 @@ from nanstop.replay.step import ModelView
 @contextmanager
 def lasting(view: ModelView, atoms: Sequence[Atom]) -> Iterator[None]:
     """Have ``atoms`` in force as ``applied`` does, where the script saves, copies and averages
-    between steps.
+    between steps, evaluates and generates.
 
     What is held in another format is put at rest when an update of it is over, and wakes with the
-    next forward: the two read and write each such parameter once.
+    next forward: the two read and write each such parameter once. They were proven on a step, and a
+    model has other ways through it: what an island emits may meet half weights there.
     """
     with ExitStack() as undo:
+        for module in _meeting(view, atoms):
+            undo.enter_context(forward_replaced(module, MeetsWide()))
         undo.enter_context(applied(view, atoms))
         if holders_in(view.root):
             between = _BetweenSteps(view, undo)
             undo.callback(register_optimizer_step_pre_hook(between.before_update).remove)
             undo.callback(register_optimizer_step_post_hook(between.after_update).remove)
         yield
+
+
+def _meeting(view: ModelView, atoms: Sequence[Atom]) -> Iterator[nn.Module]:
+    """Yield the modules with half weights of their own that float32 of an island may come to."""
+    remedies = {atom.remedy for atom in atoms}
+    is_wide = any(atom.remedy == "island" and atom.value == "float32" for atom in atoms)
+    if not is_wide or "outer_autocast" in remedies:
+        return
+    for module in callable_modules(view.root):
+        weights = (p for p in module.parameters() if p.dtype in HALF and p.dim() > 1)
+        if next(module.children(), None) is None and any(True for _ in weights):
+            yield module
 
 
 class _BetweenSteps:

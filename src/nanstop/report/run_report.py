@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from nanstop.records import Diagnosis, Report, Series
 from nanstop.report.text import terminal
 from nanstop.store.summary import Summary, finding_row, summary_row
+from nanstop.wording import counted, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,17 @@ class RunReport:
         parts = [terminal.render(report) for report in self.incidents]
         parts += [terminal.render_finding(finding) for finding in self.findings]
         return "\n".join([*parts, self._summary()])
+
+    def __repr__(self) -> str:
+        took = f"{number(round(self.seconds, 1))} s"
+        return f"<run of {took}: {self.outcome}{', then stopped' if self.stopped else ''}>"
+
+    @property
+    def outcome(self) -> str:
+        """How many steps, incidents and findings there were, in words."""
+        found = ((self.incidents, "incident"), (self.findings, "finding"))
+        parts = [counted(self.steps, "step"), *(counted(len(rows), name) for rows, name in found)]
+        return ", ".join(parts)
 
     def _summary(self) -> str:
         return terminal.render_summary(

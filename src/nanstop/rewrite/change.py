@@ -14,7 +14,7 @@ from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.form_code import edits_of, ways_at
 from nanstop.rewrite.island import with_islands
 from nanstop.rewrite.source import Edit, Source, edited, source_of
-from nanstop.rewrite.words import said, untyped
+from nanstop.rewrite.words import behind_islands, said, untyped
 
 Read = Callable[[str], str | None]
 """Return the text of a file with its line ends; None where it cannot be read as text."""
@@ -121,8 +121,10 @@ class _Work:
             edits = with_islands(source, atoms, device) if source is not None else []
             if edits:
                 self.edits.setdefault(file, []).extend(edits)
+                self.words += behind_islands(atoms, self.report)
                 return
         self.words.append(said(atoms[0], self.report, islands=atoms))
+        self.words += behind_islands(atoms, self.report)
 
     def _in_config(self, settings: Settings) -> bool:
         command = self.report.incident.environment.command

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from nanstop.rewrite.definitions import definition
 from nanstop.rewrite.operations import METHODS, Operation, is_cheap, operation
-from nanstop.rewrite.source import UNSURE, Edit, Source, parsed
+from nanstop.rewrite.source import UNSURE, Edit, Source, is_closed, parsed
 
 _TINY = {"float16": "6.1e-5", "float64": "2.3e-308"}
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)
@@ -92,15 +92,26 @@ class Draft:
             return self.source.segment(node)
         return self.named(self._one_line(node), name, node)
 
+    def again(self, node: ast.expr, name: str) -> str:
+        """Return the text of a value, which an earlier statement may compute, so that it may be
+        written more than once and a method may follow it; errors as ``twice``.
+        """
+        text = self.text(node)
+        made = parsed(text)
+        if is_cheap(made) and is_closed(made):
+            return text
+        return self.named(self._one_line(node), name, node)
+
     def named(self, text: str, name: str, node: ast.expr) -> str:
         """Return a name for a value that a line before the statement computes."""
         around = [*self.source.around(node)]
-        inside = around[: around.index(self.statement)]
+        is_here = self.statement in around
+        inside = around[: around.index(self.statement)] if is_here else []
         if (
             not isinstance(self.statement, _SIMPLE)
             or any(isinstance(one, UNSURE) for one in inside)
             or self.source.indent_of(self.statement) is None
-            or not (is_steady(self.source, node) or self._comes_first(node))
+            or not (is_steady(self.source, node) or (is_here and self._comes_first(node)))
         ):
             raise NotKnownError
         known = [line.partition(" = ") for line in self.lines]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.operations import CHEAP, Operation, number_of, same
@@ -16,6 +17,8 @@ from nanstop.rewrite.source import expressions_of, is_closed, parsed
 _VANISHES = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
 """Numbers up to this are 0 in the format."""
 _BASES = {"log2": math.log(2), "log10": math.log(10)}
+_HALVES = "0.693"
+"""Where either half of log(1 - exp(-x)) has lost one bit: log(2)."""
 _SELECTS = CHEAP | {"gather", "index_select", "masked_select", "float", "clone"}
 
 
@@ -189,9 +192,7 @@ def _log_taken_away(draft: Draft, found: Operation) -> str | None:
         return None
     if inner.name == "sigmoid":
         return f"{draft.functional('logsigmoid')}(-{draft.closed(inner.operand)})"
-    if inner.name == "exp":
-        return f"{draft.torch('log')}(-{draft.torch('expm1')}({draft.text(inner.operand)}))"
-    return None
+    return _log_of_rest(draft, inner.operand) if inner.name == "exp" else None
 
 
 _LOGS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
@@ -224,9 +225,21 @@ def _log1p(draft: Draft, found: Operation) -> str | None:
     under = draft.operation(inner.operand) if inner is not None and inner.name == "neg" else None
     if under is not None and under.name == "sigmoid":
         return f"{draft.functional('logsigmoid')}(-{draft.closed(under.operand)})"
-    if under is not None and under.name == "exp":
-        return f"{draft.torch('log')}(-{draft.torch('expm1')}({draft.text(under.operand)}))"
-    return None
+    return _log_of_rest(draft, under.operand) if under is not None and under.name == "exp" else None
+
+
+def _log_of_rest(draft: Draft, node: ast.expr) -> str:
+    """Log of ``1 - exp(x)``: by expm1 near 0, by log1p elsewhere, as the form that is tried has it.
+
+    Either half alone loses what the other keeps. The clamps keep the half that is not chosen from
+    having no derivative: NaN times 0 is NaN.
+    """
+    x = draft.again(node, "exponent")
+    near = f"{draft.torch('log')}(-{draft.torch('expm1')}({x}.clamp(min=-{_HALVES})))"
+    far = f"{draft.torch('log1p')}(-{draft.torch('exp')}({x}.clamp(max=-{_HALVES})))"
+    with suppress(NotKnownError):
+        near, far = draft.named(near, "near", node), draft.named(far, "far", node)
+    return f"{draft.torch('where')}({x} > -{_HALVES}, {near}, {far})"
 
 
 def _divided(draft: Draft, found: Operation) -> str | None:

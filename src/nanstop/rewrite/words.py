@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 
 from nanstop.records import Atom, Report
@@ -16,7 +17,11 @@ _STABLE: Mapping[str, str] = {
     "binary_cross_entropy": "use `binary_cross_entropy_with_logits` on what is before the sigmoid",
     "prod": "add logarithms in place of multiplying probabilities",
     "exp": "keep the logarithm, and take `exp` of a difference of logarithms only",
+    "matmul": "keep logarithms from round to round: in place of `c / (a @ b)` "
+    "`log_c - torch.logsumexp(log_a + log_b, dim=-1)`, of a vector b; take `exp` of their sum "
+    "where it is used",
 }
+_PRODUCTS = frozenset({"matmul", "mm", "mv", "bmm", "dot"})
 _GUARDED: Mapping[str, str] = {
     "div": "keep the divisor from 0: `divisor.clamp(min=1)` of a count, "
     "`divisor.masked_fill(divisor == 0, 1)` else",
@@ -81,6 +86,22 @@ def said(
     )
 
 
+def behind_islands(atoms: tuple[Atom, ...], report: Report) -> tuple[str, ...]:
+    """Return what else the code of islands needs outside of the step that they were proven on: half
+    weights behind one that emits float32 raise there without an autocast.
+    """
+    facts, proof = report.incident.facts, report.proof
+    cure = proof.minimal if proof is not None else ()
+    narrow = {group.dtype for group in facts.param_groups} & {"float16", "bfloat16"}
+    is_met = facts.autocast is not None or any(one.remedy == "outer_autocast" for one in cure)
+    if is_met or not narrow or atoms[0].value != "float32":
+        return ()
+    device = facts.device.partition(":")[0]
+    autocast = f'`torch.autocast("{device}", dtype=torch.{min(narrow)})`'
+    when = "where the model generates, or is evaluated, and torch says that formats differ"
+    return (f"{when}: {autocast} around it",)
+
+
 def untyped(atom: Atom) -> str:
     """Return what is said of a form whose code does something else on the failing step."""
     return f"{atom.target}: no code is known that gives there what the cure gives"
@@ -92,9 +113,22 @@ def _form(atom: Atom, report: Report) -> str:
     name = parts[min(1, len(parts) - 1)].rstrip("_")
     table = _STABLE if atom.remedy == "stable_form" else _GUARDED
     default = _STABLE["log"] if atom.remedy == "stable_form" else _GUARDED["div"]
-    text = table.get(name) or table.get(_ALIASES.get(name, ""), default)
     line = event.source.text.strip() if event is not None and event.source is not None else ""
+    name = "matmul" if table is _STABLE and _multiplies_matrices(line) else name
+    text = table.get(name) or table.get(_ALIASES.get(name, ""), default)
     return f"{atom.target}: {f'`{line}`: ' if line else ''}{text}"
+
+
+def _multiplies_matrices(line: str) -> bool:
+    try:
+        nodes = [*ast.walk(ast.parse(line))]
+    except (SyntaxError, ValueError):  # a part of a statement
+        return False
+    called = (node.func for node in nodes if isinstance(node, ast.Call))
+    named = (func.attr for func in called if isinstance(func, ast.Attribute))
+    return any(isinstance(node, ast.MatMult) for node in nodes) or any(
+        name in _PRODUCTS for name in named
+    )
 
 
 def _settings(settings: Settings, report: Report) -> str:

@@ -194,7 +194,7 @@ class Session(WatchedRun):
         if action.kind == "adopt":
             self.adopt(action.atoms)
         on_stop = self.policy.on_stop
-        return Decision.to(action, atoms=end.atoms, incident=incident, on_stop=on_stop)
+        return Decision.to(action, end.report, atoms=end.atoms, on_stop=on_stop)
 
     def carried_out(
         self, decision: Decision, outcome: str, *, before: str = "", after: str = ""
@@ -385,14 +385,16 @@ class Session(WatchedRun):
         self._write_summary()
 
     def _write_summary(self) -> None:
-        own = self.store.own
+        own, took = self.store.own, self._clock() - self._began
         self.store.write_summary(
             Summary(
                 incidents=tuple(summary_row(r) for r in self.reports if r.incident.id in own),
                 findings=tuple(finding_row(one) for one in self.findings),
                 exit=self._exit,
                 steps=self._steps,
-                seconds=self._clock() - self._began,
+                seconds=took,
                 ended="stopped" if self._exit == STOPPED else None,
+                began=round(time.time() - took),
+                script=getattr(self.environment.command, "script_name", None),
             )
         )

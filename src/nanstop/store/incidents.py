@@ -204,6 +204,15 @@ def load_summary(path: str | os.PathLike[str]) -> Summary:
     return load_record(Path(path), Summary)
 
 
+def _is_a_runs(folder: Path) -> bool:
+    """Return whether a run has left something in a folder, or it is that of an incident."""
+    left = (folder / name for name in (SUMMARY, REPORT))
+    return any(one.is_file() for one in left) or any(
+        _ID.fullmatch(one.name) and (one / REPORT).is_file()
+        for one in (folder.iterdir() if folder.is_dir() else ())
+    )
+
+
 def incident_folders(path: str | os.PathLike[str]) -> tuple[Path, ...]:
     """Return ``path`` if it holds a report, else the incident folders directly below it, oldest
     first.
@@ -215,13 +224,15 @@ def incident_folders(path: str | os.PathLike[str]) -> tuple[Path, ...]:
         return (folder,)
     if not folder.is_dir():
         parent = folder.parent if folder.parent.is_dir() else Path()
-        siblings = sorted(str(parent / one.name) for one in parent.iterdir() if one.is_dir())
+        siblings = sorted(str(parent / one.name) for one in parent.iterdir() if _is_a_runs(one))
         raise unknown("incident folder", str(folder), siblings)
     found = [
         one for one in folder.iterdir() if _ID.fullmatch(one.name) and (one / REPORT).is_file()
     ]
     if not found:
         hint = "a run that met no failure leaves none; `nanstop run --out DIR` says where they go"
+        if (folder / SUMMARY).is_file():
+            hint = f"its run met no failure: `nanstop report {folder}` says how it ended"
         raise NanstopError(f"no incident in {folder}", hint=hint)
     return tuple(sorted(found, key=lambda one: int(one.name)))
 

@@ -62,7 +62,8 @@ class Summary:
     ``exit`` is None while it goes on; ``steps`` are optimizer steps.
 
     ``ended``: "stopped" after a training that nanstop stopped; at last, how ``nanstop run`` saw its
-    command end (``process.crash.process_end.EndKind``). Else None.
+    command end (``process.crash.process_end.EndKind``). Else None. ``began``: seconds since 1970.
+    ``script``: the name of its file; both None where they are not known.
     """
 
     schema: int = SCHEMA
@@ -72,6 +73,8 @@ class Summary:
     steps: int = 0
     seconds: float = 0.0
     ended: str | None = None
+    began: float | None = None
+    script: str | None = None
 
 
 @record
@@ -112,6 +115,8 @@ _QUIET: dict[str, tuple[type, ...]] = {
     "steps": (int,),
     "seconds": (int, float),
     "ended": (str, type(None)),
+    "began": (int, float, type(None)),
+    "script": (str, type(None)),
 }
 """The fields of a summary, and of what kinds their values are in JSON."""
 
@@ -198,6 +203,8 @@ def merge(own: Summary, other: Summary) -> Summary:
         exit=own.exit if own.exit is not None else other.exit,
         steps=max(own.steps, other.steps),
         seconds=max(own.seconds, other.seconds),
+        began=min((one for one in (own.began, other.began) if one is not None), default=None),
+        script=own.script or other.script,
     )
 
 

@@ -16,6 +16,7 @@ from nanstop.records import (
     Diagnosis,
     Environment,
     OptimizerFacts,
+    ParamGroup,
     Proof,
     RunFacts,
     SourceLine,
@@ -294,3 +295,23 @@ def test_how_a_cure_is_allowed(supervised):
     shown = render(made("x.py", Atom(remedy="clip", value="1"), command=command))
     how = "`nanstop run --allow clip ...`" if supervised else '`allow=("clip",)`'
     assert f"it changes training, and is applied only with {how}" in shown
+
+
+@pytest.mark.parametrize(
+    ("autocast", "dtype", "value", "is_said"),
+    [
+        (None, "float16", "float32", True),
+        (None, "float32", "float32", False),
+        ("float16", "float16", "float32", False),
+        (None, "float16", "float32->input", False),
+    ],
+)
+def test_what_an_island_s_code_needs_beside_the_step(project, autocast, dtype, value, is_said):
+    project.script.write_text("import torch\nmodel = Net()\n")
+    group = ParamGroup(dtype=dtype, trainable=True, num_tensors=1, num_elements=1)
+    facts = RunFacts(param_groups=(group,), autocast=autocast, device="cpu")
+    island = Atom(remedy="island", target="norm", value=value)
+    project.incident(project.script, island, facts=facts)
+    said = " ".join(project.fix()[1].split())
+    assert ('`torch.autocast("cpu", dtype=torch.float16)` around it' in said) == is_said
+    assert "torch says that formats differ" in said or not is_said

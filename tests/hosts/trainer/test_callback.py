@@ -19,7 +19,7 @@ def test_a_trainer_that_is_given_the_callback_is_watched(tmp_path, capfd):
     trainer.train()
     assert callback.watch.report().steps == 2
     assert "nanstop: 2 steps watched, nothing found\n" in capfd.readouterr().err
-    assert repr(callback.watch).startswith("<Watch: 0 incidents, 0 findings, in ")
+    assert repr(callback.watch).startswith("<Watch: 2 steps, 0 incidents, 0 findings, in ")
     callback.watch.close()
 
 

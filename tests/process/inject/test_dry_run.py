@@ -8,8 +8,10 @@ import pytest
 
 from nanstop.commands.check import job
 from nanstop.commands.check.result import Preflight
+from nanstop.commands.doctor.doctor import doctor
 from nanstop.errors import NanstopError
 from nanstop.process.inject.dry_run import dry_run
+from nanstop.process.inject.progress import PROGRESS, Progress, tell, told
 
 TESTS = Path(__file__).parents[2]
 TRAINER = f"""
@@ -92,3 +94,55 @@ def test_a_script_that_is_not_there(script):
     with pytest.raises(NanstopError, match=r"no such script: trian\.py") as raised:
         dry_run(["trian.py"], job.__name__, Preflight)
     assert "did you mean `train.py`?" in raised.value.hint
+
+
+class Followed:
+    """What is shown while one waits, in order."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, progress, seconds):
+        self.seen.append((progress.done, progress.total))
+
+    def clear(self):
+        self.seen.append("clear")
+
+
+def test_how_far_a_job_is_can_be_followed_and_what_its_script_prints_is_kept(script, capfd):
+    script(
+        LOOP.replace("CLIP", CLIP)
+        .replace("range(3)", "range(40)")
+        .replace(".bfloat16()", "")
+        .replace(", dtype=torch.bfloat16", "")
+    )
+    followed = Followed()
+    found = doctor(["train.py"], followed)
+    assert found.num_reaching
+    *parts, last = followed.seen
+    assert last == "clear"
+    assert (0, 0) in parts  # the script imports torch
+    assert all(done <= total for done, total in (one for one in parts if one != "clear"))
+    assert capfd.readouterr().err == ""
+
+
+def test_what_a_followed_script_wrote_is_shown_where_it_did_not_train(script, capfd):
+    script("print('before')\nraise ValueError('no data')")
+    followed = Followed()
+    with pytest.raises(NanstopError, match="ended with exit code 1 before its training"):
+        dry_run(["train.py"], job.__name__, Preflight, follow=followed)
+    said = capfd.readouterr().err
+    assert said.startswith("before\n")
+    assert "ValueError: no data" in said
+    assert followed.seen[-1] == "clear"
+
+
+def test_a_job_tells_how_far_it_is_only_where_somebody_waits(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tell(Progress(done=1, total=2))
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv(PROGRESS, str(tmp_path / "told.json"))
+    tell(Progress(done=1, total=2))
+    assert told(tmp_path / "told.json") == Progress(done=1, total=2)
+    (tmp_path / "told.json").write_text('{"done": 1, "to')
+    assert told(tmp_path / "told.json") == Progress()

@@ -2,6 +2,9 @@
 was finite, and finite where it was not.
 """
 
+import inspect
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -56,6 +59,11 @@ SAME = {
     "sigmoid by hand": lambda x: 1 / (1 + torch.exp(-x)),
     "inverse": lambda x: (1 + x.exp()).reciprocal(),
     "weighted": lambda x: (x.softmax(-1) * (1 + x.detach().square())).sum(-1).log(),
+    "product of matrices": lambda x: (x.exp() @ x.flip(1).exp().T).log(),
+    "vector by matrix": lambda x: torch.log(x.exp()[0] @ x.exp().t()),
+    "batched": lambda x: torch.bmm(x.exp()[:, None], x.exp()[:, :, None]).log(),
+    "scaling": lambda x: 1.0 / (x.exp() @ torch.full((3,), 0.5, dtype=x.dtype)),
+    "share of a scaling": lambda x: torch.ones(2, dtype=x.dtype) / torch.mv(x.exp(), x.new_ones(3)),
     "masked": lambda x: (x.exp() * (x.detach() <= x.detach().mean())).sum().log(),
 }
 
@@ -95,3 +103,68 @@ def test_a_cross_entropy_of_a_probability_has_a_gradient_in_half(loss):
     _, (exact,) = graded(SAME[loss], inputs.double())
     assert not plain.isfinite().all()
     torch.testing.assert_close(gradient, exact.half())
+
+
+def scalings(cost, rounds=20):
+    """A plan of entropic transport, by scalings of its kernel. The form is that of the marked
+    line.
+    """
+    kernel = torch.exp(-cost / 0.02)
+    share = torch.full((cost.shape[0],), 1 / cost.shape[0], dtype=cost.dtype)
+    column = torch.ones_like(share)
+    for _ in range(rounds):
+        row = share / (kernel @ column)  # of the form
+        column = share / (kernel.T @ row)
+    return row[:, None] * kernel * column
+
+
+def between_diagonals(cost, rounds=20):
+    """The same, until it changes no more, and its plan as a product of matrices."""
+    kernel, column = torch.exp(-cost / 0.02), torch.ones(cost.shape[0], dtype=cost.dtype)
+    for _ in range(rounds):
+        last = column
+        row = (1 / cost.shape[0]) / torch.mv(kernel, column)  # of the form
+        column = (1 / cost.shape[0]) / torch.mv(kernel.t(), row)
+        if (column - last).abs().max() == 0.0:
+            break
+    return torch.diag(row) @ kernel @ torch.diag(column)
+
+
+def in_logarithms(cost, rounds=20):
+    kernel, share = -cost / 0.02, -math.log(cost.shape[0])
+    column = torch.zeros(cost.shape[0], dtype=cost.dtype)
+    for _ in range(rounds):
+        row = share - torch.logsumexp(kernel + column, dim=1)
+        column = share - torch.logsumexp(kernel + row[:, None], dim=0)
+    return (row[:, None] + kernel + column).exp()
+
+
+@pytest.mark.parametrize(
+    ("scalings", "rounds"), [(scalings, 20), (scalings, 400), (between_diagonals, 20)]
+)
+def test_scalings_of_a_kernel_that_rounds_to_0_are_kept_as_logarithms(scalings, rounds):
+    lines, first = inspect.getsourcelines(scalings)
+    line = first + next(n for n, text in enumerate(lines) if "# of the form" in text)
+    cost = 3.0 + torch.rand(6, 6, generator=torch.Generator().manual_seed(0))
+    place = f"{scalings.__code__.co_filename}:{line}"
+    atom = Atom(remedy="stable_form", target=place, value="log_space")
+    assert not scalings(cost).isfinite().all()
+    with applied(View(torch.nn.Identity()), (atom,)):
+        found, (gradient,) = graded(lambda c: scalings(c, rounds) * c, cost)
+    exact, (true_gradient,) = graded(lambda c: in_logarithms(c, rounds) * c, cost.double())
+    torch.testing.assert_close(found, exact.float(), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(gradient, true_gradient.float(), rtol=1e-2, atol=1e-3)
+
+
+def test_a_product_with_what_is_trained_is_left_alone():
+    """Its sign is not known, and asking the device in every layer would be dear."""
+    weight = torch.tensor([[1.0, -1.0], [0.5, 2.0]])
+    inputs = torch.tensor([[0.2, 0.7]])
+
+    def compute(x, w):
+        return (x.softmax(-1) @ w).exp()
+
+    for one, other in zip(
+        under_form(compute, inputs, weight), graded(compute, inputs, weight), strict=True
+    ):
+        torch.testing.assert_close(one, other)

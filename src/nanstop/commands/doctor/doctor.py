@@ -25,9 +25,11 @@ from nanstop.commands.doctor.result import (
 )
 from nanstop.errors import NanstopError
 from nanstop.process.inject.dry_run import dry_run
+from nanstop.process.inject.progress import Follow, Progress, tell
 from nanstop.records.codec import to_json
 from nanstop.records.record import record
 from nanstop.store.files import write_whole
+from nanstop.wording import counted
 
 FAR = 1e3
 """Weights that go this many times as far as without the failure have been thrown away, finite or
@@ -62,12 +64,13 @@ class Setting(NamedTuple):
     removed: tuple[str, ...] = ()
 
 
-def doctor(command: Sequence[str]) -> Doctor:
+def doctor(command: Sequence[str], follow: Follow | None = None) -> Doctor:
     """Run a script up to its first training and audit the guards of what it built.
 
     Nothing is saved or pushed.
 
-    The child's output goes to standard error. Errors: ``NanstopError`` NS001 as ``dry_run``.
+    The child's output goes to standard error, or is followed as ``dry_run`` has it. Errors:
+    ``NanstopError`` NS001 as ``dry_run``.
     """
     found = Audit(host="", guards=(), trials=())
     while not found.host or due(guards_seen(found.guards, found.trials), found.trials):
@@ -81,6 +84,7 @@ def doctor(command: Sequence[str]) -> Doctor:
                 Audit,
                 options={"known": str(known)},
                 keeps_watch=True,
+                follow=follow,
             )
         if len(found.trials) == before:
             raise NanstopError(
@@ -109,6 +113,11 @@ def due(guards: Sequence[Guard], trials: Sequence[GuardTrial]) -> tuple[Setting,
     known = _by_plan(trials)
     wanted = [setting for injected in INJECTED for setting in _wanted(injected, guards, known)]
     return tuple(setting for setting in dict.fromkeys(wanted) if setting not in known)
+
+
+def say_how_far(trials: Sequence[GuardTrial], left: Sequence[Setting]) -> None:
+    """Tell whoever waits how many trials are over, and how many are known to be left."""
+    tell(Progress(done=len(trials), total=len(trials) + len(left)))
 
 
 def judge(audit: Audit) -> Doctor:
@@ -251,7 +260,11 @@ def _outcome(full: GuardTrial) -> str:
         return f"kept from the weights, {ends[full.ended]}"
     after = ends[full.ended] if full.ended == "went on" else f"then {ends[full.ended]}"
     if full.bad_weights:
-        return f"{full.bad_weights} weights are not finite, {after}"
+        return f"{_not_finite(full.bad_weights)}, {after}"
     if full.bad_state:
         return f"{full.bad_state} numbers of the optimizer's state are not finite, {after}"
     return f"weights move {full.growth:.1e} times as far as they should, {after}"
+
+
+def _not_finite(num: int) -> str:
+    return f"{counted(num, 'weight')} {'is' if num == 1 else 'are'} not finite"

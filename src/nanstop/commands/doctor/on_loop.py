@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nanstop.commands.doctor.doctor import CLIP, SCALER, Audit, Setting, due, guards_seen
+from nanstop.commands.doctor.doctor import (
+    CLIP,
+    SCALER,
+    Audit,
+    Setting,
+    due,
+    guards_seen,
+    say_how_far,
+)
 from nanstop.commands.doctor.loop_loss import LoopMode
 from nanstop.commands.doctor.planted import (
     LOSSES,
@@ -238,6 +246,7 @@ class LoopAudit:
         if not settings:
             self._write()
             dry_run_child.end()
+        say_how_far(self._trials, settings)
         setting = settings[0]
         assert self._snapshot is not None
         self._snapshot.restore()

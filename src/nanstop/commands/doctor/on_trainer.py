@@ -18,6 +18,7 @@ from nanstop.commands.doctor.doctor import (
     Setting,
     due,
     guards_seen,
+    say_how_far,
 )
 from nanstop.commands.doctor.planted import (
     LOSSES,
@@ -67,7 +68,9 @@ class TrainerAudit:
             raise NanstopError(f"the training ended after {seen.num_steps} steps of {NUM_STEPS}")
         self.guards = self._found(seen)
         while settings := due(guards_seen(self.guards, self.trials), self.trials):
-            self.trials += [self._trial(setting) for setting in settings]
+            for done, setting in enumerate(settings):
+                say_how_far(self.trials, settings[done:])
+                self.trials.append(self._trial(setting))
         return Audit(
             host=stage.name,
             guards=self.guards,

@@ -17,7 +17,8 @@ from nanstop.hosts.model.load import load_as_user
 from nanstop.hosts.model.view import PlainView
 from nanstop.numerics.tensors import format_name, tensors
 from nanstop.records import FORMAT_MAX, PrecisionPlan
-from nanstop.remedies.plan import planned
+from nanstop.remedies.lasting import lasting
+from nanstop.remedies.plan import atoms_of
 
 ModelInput = dict[str, Tensor]
 
@@ -76,7 +77,8 @@ def tried(
         model = load_as_user(folder, dtype).to(device)
         with ExitStack() as undo:
             if plan is not None:
-                undo.enter_context(planned(PlainView(model), plan))
+                view = PlainView(model)
+                undo.enter_context(lasting(view, atoms_of(plan, view)))
             undo.enter_context(torch.no_grad())
             undo.enter_context(_observed(model, seen))
             logits = tuple(_logits(model, batch, device) for batch in batches)

@@ -14,6 +14,7 @@ from nanstop.commands.lr_range.curve import LrRange, analyse, rates
 from nanstop.commands.lr_range.result import Sweep
 from nanstop.errors import NanstopError
 from nanstop.process.inject.dry_run import dry_run
+from nanstop.process.inject.progress import Follow
 from nanstop.records.codec import to_json
 from nanstop.session.factory import incident_folder
 from nanstop.store.files import write_whole
@@ -30,20 +31,21 @@ def lr_range(
     high: float = 1.0,
     steps: int = 100,
     folder: str | os.PathLike[str] | None = None,
+    follow: Follow | None = None,
 ) -> LrRange:
     """Run a script up to its first training, run the sweep in place of it, and return what the
     losses say.
 
-    The child's output goes to standard error. The result, with every rate and loss to plot, is also
-    written as ``lr_range.json`` into the incident folder. Errors: ``NanstopError`` NS001 for a plan
-    that is no sweep, a command that cannot be started, a folder that cannot be written, or a script
-    that ends before any sweep.
+    The child's output goes to standard error, or is followed as ``dry_run`` has it. The result,
+    with every rate and loss to plot, is also written as ``lr_range.json`` into the incident folder.
+    Errors: ``NanstopError`` NS001 for a plan that is no sweep, a command that cannot be started, a
+    folder that cannot be written, or a script that ends before any sweep.
     """
     planned = rates(low, high, steps)
     place = Path(folder or incident_folder()).absolute()
     _require_writable(place)
     options = {"low": low, "high": high, "steps": steps}
-    swept = dry_run(command, f"{__package__}.job", Sweep, options=options)
+    swept = dry_run(command, f"{__package__}.job", Sweep, options=options, follow=follow)
     if swept.problem:
         raise NanstopError(f"this loop cannot be swept: {swept.problem}", hint=_BY_HAND)
     if len(swept.losses) < 2:

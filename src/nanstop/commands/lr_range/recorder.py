@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 from nanstop.commands.lr_range.curve import has_diverged, rates
 from nanstop.commands.lr_range.result import Sweep
 from nanstop.commands.lr_range.sweep import set_rates, shares_of
+from nanstop.process.inject.progress import Progress, tell
 
 
 class LrRecorder:
@@ -34,6 +35,7 @@ class LrRecorder:
             self._shares[optimizer] = shares_of(optimizer)
         # After the last measured loss nothing more may be learnt from an update.
         set_rates(optimizer, self._shares[optimizer], self.rates[min(step, len(self.rates) - 1)])
+        tell(Progress(done=step, total=len(self.rates)))
 
     def is_over(self, *, world_size: int) -> bool:
         """Return whether enough is known.

@@ -31,6 +31,7 @@ from nanstop.commands.plan.search import plan_precision
 from nanstop.commands.plan.text import render
 from nanstop.errors import NanstopError, unknown
 from nanstop.hosts.model.view import PlainView
+from nanstop.process.inject.progress import Follow
 from nanstop.records import Calibration, PrecisionPlan
 from nanstop.records.formats import BY_SHORT_NAME, HALF
 from nanstop.records.remedies import of_the_forward
@@ -217,8 +218,13 @@ def plan_checkpoint(
     return Plan(replace(found, calibration=replace(found.calibration, data=source)))
 
 
-def plan_script(command: Sequence[str], *, dtype: str, seconds: float) -> Plan:
-    """Return the plan of what a script is about to train, which is not trained."""
+def plan_script(
+    command: Sequence[str], *, dtype: str, seconds: float, follow: Follow | None = None
+) -> Plan:
+    """Return the plan of what a script is about to train, which is not trained.
+
+    ``follow``: as ``dry_run`` has it.
+    """
     from nanstop.process.inject.dry_run import dry_run
 
     given = Path(command[0])
@@ -227,7 +233,8 @@ def plan_script(command: Sequence[str], *, dtype: str, seconds: float) -> Plan:
             f"{given} is no script", hint="give the checkpoint's folder, or a training script"
         )
     options = {"dtype": format_named(dtype), "seconds": seconds}
-    return Plan(dry_run(command, f"{__package__}.job", PrecisionPlan, options=options))
+    job = f"{__package__}.job"
+    return Plan(dry_run(command, job, PrecisionPlan, options=options, follow=follow))
 
 
 def plan_step(step: Any, search: Callable[..., PrecisionPlan]) -> PrecisionPlan:

@@ -17,6 +17,7 @@ from nanstop.commands.plan.outcome import PlanOutcome
 from nanstop.commands.plan.regions import Found, RegionTrial, smallest_region
 from nanstop.commands.plan.trials import PlanTrials, ScaledStep
 from nanstop.numerics.tensors import HALF
+from nanstop.process.inject.progress import Progress, tell
 from nanstop.prove.bench import Budget
 from nanstop.records import (
     Agreement,
@@ -161,7 +162,8 @@ class _Search:
 
     def _region(self, *, thorough: bool = False) -> Found[str] | None:
         def run(items: tuple[str, ...]) -> RegionTrial[str]:
-            plan = self._with(items)
+            plan, num_looks = self._with(items), self.trials.num_looks
+            tell(Progress(done=num_looks, seconds_left=max(self.end - self.clock(), 0.0)))
             outcome = self.trials.look(plan)
             passes = outcome.passes and not (thorough and self.trials.along_updates(plan).why)
             return RegionTrial(passes, self._suspects(outcome, items))

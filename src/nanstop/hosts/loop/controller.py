@@ -219,8 +219,7 @@ class LoopController:
 
     def stop(self, decision: Decision) -> None:
         self._stopped = True
-        reason = f"training stopped: {decision.reason}"
-        raise TrainingStopped(reason, incident=decision.incident)
+        raise TrainingStopped(decision.stopped, incident=decision.incident, code=decision.code)
 
 
 def _refuse_what_raises(step: LoopStep) -> None:

@@ -23,7 +23,9 @@ _SAME |= {
     "special_xlogy": "xlogy",
 }
 _REVERSED = {"rtruediv": "div", "rdiv": "div", "rsub": "sub", "radd": "add", "rmul": "mul"}
-_REVERSED |= {"rpow": "pow"}
+_REVERSED |= {"rpow": "pow", "rmatmul": "matmul"}
+
+_TRANSPOSED = frozenset({"T", "mT"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,13 @@ class Call:
 
 
 def _name(function: Any) -> str:
-    """Return what a function is called, "" for one that writes in place."""
+    """Return what a function is called, "" for one that writes in place; of properties those that
+    compute something have a name.
+    """
     name = getattr(function, "__name__", "")
+    if name == "__get__":
+        of = getattr(getattr(function, "__self__", None), "__name__", "")
+        return of if of in _TRANSPOSED else "get"
     if name.startswith("__"):
         return name.strip("_")
     return "" if name.endswith("_") else name.removeprefix("_")

@@ -96,6 +96,9 @@ class LogSpace:
         )
         forget = partial(self._known.pop, key, None)
         self._known[key] = weakref.ref(result, lambda _: forget()), known
+        if is_meant and call.name in _PRODUCTS:
+            with no_choices():
+                known.log()  # rounds of a scaling would be computed one within the other at its end
 
 
 def _as(log: Log, dtype: torch.dtype, has_graph: bool) -> Tensor:
@@ -205,6 +208,42 @@ def _is_positive(value: Tensor) -> bool:
     return bool((value > 0 if value.requires_grad else value >= 0).all())
 
 
+def _matmul(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
+    """Return what follows a product of matrices or vectors: each element is a sum of products."""
+    read, other = call.read, call.argument(1, _PRODUCTS[call.name])
+    if read is None or not isinstance(other, Tensor) or not read.dim() or not other.dim():
+        return None
+    if any(s is None and t.requires_grad for s, t in zip(shadows, (read, other), strict=True)):
+        return None  # of what is trained nobody knows the sign; looking would ask the device
+    rows, columns = (t.shape[d] if t.dim() > 1 else 1 for t, d in ((read, -2), (other, -1)))
+    num_terms = max(read.numel() * columns, other.numel() * rows)
+    left, right = (_operand(call, place, shadows) for place in (0, 1))
+    if left is None or right is None or num_terms > _MOST_LOOKED_AT:
+        return None
+    return Shadow(lambda: _log_matmul(_value(left), _value(right)))
+
+
+def _log_matmul(left: Tensor, right: Tensor) -> Tensor:
+    rows = left.unsqueeze(-2) if left.dim() == 1 else left
+    columns = right.unsqueeze(-1) if right.dim() == 1 else right
+    found = torch.logsumexp(rows.unsqueeze(-1) + columns.unsqueeze(-3), -2)
+    found = found.squeeze(-1) if right.dim() == 1 else found
+    return found.squeeze(-1 if right.dim() == 1 else -2) if left.dim() == 1 else found
+
+
+def _diagonal(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
+    """Return what follows a vector that is made a diagonal, the rest of which is 0."""
+    read, first = call.read, shadows[0]
+    if read is None or first is None or read.dim() != 1 or call.argument(1, "diagonal", 0):
+        return None
+
+    def log() -> Tensor:
+        own = torch.eye(read.numel(), dtype=torch.bool, device=read.device)
+        return torch.where(own, first.log()[:, None], -torch.inf)
+
+    return Shadow(log)
+
+
 def _value(log: Log | float) -> Any:
     return log() if callable(log) else log
 
@@ -286,9 +325,9 @@ def _log1p(_: Call, shadows: list[Shadow | None]) -> Tensor | None:
 
 
 def _quotient(call: Call, shadows: list[Shadow | None]) -> Tensor | None:
-    """Return a quotient or product of exponentials, and one over such a number."""
+    """Return a quotient or product of exponentials, and a positive number over such a one."""
     shadow = _FOLLOWED[call.name](call, shadows)
-    is_share = call.name == "div" and isinstance(call.argument(0, "input"), int | float)
+    is_share = call.name == "div" and shadows[0] is None
     needed = shadows[1:] if is_share else shadows
     return None if shadow is None or None in needed else shadow.log().exp()
 
@@ -314,9 +353,11 @@ _FIRST: Mapping[str, Callable[..., Shadow | None]] = {
 _MOVES = (
     *("getitem", "gather", "index_select", "select", "narrow", "take_along_dim", "masked_select"),
     *("squeeze", "unsqueeze", "view", "reshape", "flatten", "unflatten", "expand", "contiguous"),
-    *("transpose", "permute", "movedim", "t", "diagonal", "flip", "clone", "detach"),
+    *("transpose", "permute", "movedim", "t", "T", "mT", "diagonal", "flip", "clone", "detach"),
     *("float", "double", "half", "bfloat16", "to", "type_as"),
 )
+_PRODUCTS = {"matmul": "other", "mm": "mat2", "mv": "vec", "bmm": "mat2", "dot": "tensor"}
+"""Products of matrices and vectors, and what their second operand is called."""
 _FOLLOWED: Mapping[str, Callable[..., Shadow | None]] = {
     **_FIRST,
     **dict.fromkeys(_MOVES, _chosen),
@@ -329,6 +370,8 @@ _FOLLOWED: Mapping[str, Callable[..., Shadow | None]] = {
     "sum": _reduced(_log_sum),
     "mean": _reduced(_log_mean),
     "prod": _reduced(_sum),
+    **dict.fromkeys(_PRODUCTS, _matmul),
+    "diag": _diagonal,
     **dict.fromkeys(("sqrt", "square", "reciprocal", "rsqrt", "pow"), _raised),
 }
 _ANSWERED: Mapping[str, Callable[..., Tensor | None]] = {
@@ -339,5 +382,6 @@ _ANSWERED: Mapping[str, Callable[..., Tensor | None]] = {
     "div": _quotient,
     "mul": _quotient,
     "reciprocal": _quotient,
+    **dict.fromkeys(_PRODUCTS, _quotient),
     "binary_cross_entropy": _cross_entropy,
 }

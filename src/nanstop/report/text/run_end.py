@@ -67,9 +67,10 @@ def said_again(report: Report, times: int) -> str:
     if times < _SAID_AGAIN or str(times).strip("0") != "1":
         return ""
     best = report.diagnoses[0] if report.diagnoses else None
-    what = f"{best.code} {best.title}" if best is not None else "the same failure"
-    done = report.audit[-1].action
-    return f"{report.incident.id}: {what}: {times} times by now; {DONE[done.kind]}"
+    where, done = report.incident.id, DONE[report.audit[-1].action.kind]
+    if best is None:
+        return f"{where}, {times} times by now: the same failure; {done}"
+    return f"{where}, {times} times by now: {best.code} {best.title}; {done}"
 
 
 def _met(run: RunEnd) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import PurePath
 
 from nanstop.records import Report
 from nanstop.report.text.blocks import DONE
@@ -31,7 +30,8 @@ def render_runs(folder: str, reports: Sequence[Report], summary: Summary | None)
     lines: list[str] = []
     if summary is not None:
         own = [one for one in reports if one.incident.id in latest]
-        lines += [f"{_began(own)}{totals(summary)}", *map(_incidents, _by_failure(own))]
+        head = _began(own) if own else _when(summary.began, summary.script, "%Y-%m-%d %H:%M")
+        lines += [f"{head}{totals(summary)}", *map(_incidents, _by_failure(own))]
         lines += [_finding(row) for row in summary.findings]
     told = ""
     earlier = [one for one in reports if one.incident.id not in latest]
@@ -48,17 +48,21 @@ def render_runs(folder: str, reports: Sequence[Report], summary: Summary | None)
 
 
 def _began(reports: Sequence[Report], *, before: bool = False) -> str:
-    """Return when and what was run, "" where no incident says so."""
-    if not reports:
-        return ""
+    """Return when and what was run, as the first incident says it."""
     incident = reports[0].incident
     form = "%Y-%m-%d" if before else "%Y-%m-%d %H:%M"
     command = incident.environment.command
-    script = PurePath(command.script).name if command is not None and command.script else ""
-    when = time.strftime(form, time.localtime(incident.time)) if incident.time else "no date"
-    return "  ".join(part for part in (when, script, "" if not before else "earlier") if part) + (
-        "" if before else "  "
-    )
+    script = command.script_name if command is not None else None
+    return _when(incident.time, script, form, "earlier" if before else "")
+
+
+def _when(time_of: float | None, script: str | None, form: str, tail: str = "") -> str:
+    """Return a date and a script as the begin of a line; "" where neither is known."""
+    if time_of is None and script is None:
+        return ""
+    when = time.strftime(form, time.localtime(time_of)) if time_of else "no date"
+    said = "  ".join(part for part in (when, script, tail) if part)
+    return said if tail else f"{said}  "
 
 
 def totals(summary: Summary) -> str:

@@ -20,7 +20,7 @@ from nanstop.report.text.blocks import (
     incident_blocks,
 )
 from nanstop.report.text.spoken import spoken
-from nanstop.report.text.wrapping import wrapped
+from nanstop.report.text.wrapping import in_columns, wrapped
 from nanstop.wording import counted, number
 
 STYLES: tuple[tuple[str, str], ...] = (
@@ -63,6 +63,17 @@ def render_finding(diagnosis: Diagnosis, *, stream: TextIO | None = None) -> str
 def render_note(text: str, *, stream: TextIO | None = None) -> str:
     """Return a line that a run says beside its reports, wrapped between words. As ``render``."""
     return _text([Block("note", "", (text,))], stream=stream)
+
+
+def render_table(text: str, *, stream: TextIO | None = None) -> str:
+    """Return lines that are spoken already, those that are too long for a terminal broken between
+    words, below the last column that leaves room.
+    """
+    terminal = stream or sys.stdout
+    if not terminal.isatty():
+        return text
+    width = _columns(terminal)
+    return "\n".join(one for line in text.splitlines() for one in in_columns(line, width))
 
 
 def render_summary(

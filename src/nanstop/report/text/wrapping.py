@@ -13,6 +13,8 @@ _PIECE = (
     r"|[^\s\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]+[，。；：、）！？]*"
 )
 """What is not broken: a word with the mark behind it, one Chinese character with it, spaces."""
+_COLUMN = re.compile(r"(?<=\S) {2,}(?=\S)")
+"""What stands between two columns of a table."""
 
 
 def columns(text: str) -> int:
@@ -41,6 +43,16 @@ def wrapped(block: Block, width: int | None) -> Iterable[str]:
         yield from whole
         joint = block.gap
     yield line.rstrip()
+
+
+def in_columns(line: str, width: int) -> list[str]:
+    """Return a line in pieces of at most ``width``, the later ones below its last column, if that
+    leaves them half of the width.
+    """
+    starts = [columns(line[: found.end()]) for found in _COLUMN.finditer(line)]
+    indent = max((start for start in starts if 2 * start <= width), default=0)
+    own = len(line) - len(line.lstrip())
+    return [one.rstrip() for one in _folded(line, width, " " * (indent or own + 2))]
 
 
 def _folded(line: str, width: int, indent: str) -> list[str]:

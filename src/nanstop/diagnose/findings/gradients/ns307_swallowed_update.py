@@ -112,15 +112,16 @@ def check(evidence: Evidence) -> Diagnosis | None:
     account = accounts[-1]
     overflow = next(iter(account.overflowed_at), None)
     source = account.changed_at[-1] if account.changed_at else None
-    made = f"of gradients that are finite {shown(overflow)} makes a number that is not"
+    made = f"at {shown(overflow)} finite gradients became a number that is not finite"
     said = (quoted(overflow), quoted(source), _advice(evidence, account))
     return Diagnosis(
         code="NS307",
         title="gradients are gone before the update",
         cause=(
-            f"backward leaves gradients of norm {number(account.arrived)} in the sample, the "
-            f"optimizer takes {number(account.consumed)}: {len(accounts)} looks in a row show "
-            f"updates that change nothing by them{f'; {made}' if overflow else ''}"
+            f"the model does not learn: {len(accounts)} updates that were looked at, one after "
+            f"the other, changed nothing by their gradients; backward left a norm of "
+            f"{number(account.arrived)} in the sampled weights, {number(account.consumed)} of it "
+            f"came to the optimizer{f'; {made}' if overflow else ''}"
         ),
         confidence="certain" if is_clipped else "likely",
         lines=tuple(dict.fromkeys(line for line in said if line)),

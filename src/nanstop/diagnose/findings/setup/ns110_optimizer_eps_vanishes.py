@@ -141,9 +141,15 @@ def at_failure(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         code="NS110",
         title="the optimizer's second moment vanishes in its own format",
-        cause=f"rehearsed, {share} of the second moments are 0 in {lost[0].dtype}, not in float32",
+        cause=(
+            f"{share} of the second moments, which the update divides by, are 0 in "
+            f"{lost[0].dtype} and not in float32: seen when the update was tried on a sample first"
+        ),
         confidence="certain",
-        lines=(f"it is far too long: {listed(found.reaches)}", *filter(None, (quoted(asked),))),
+        lines=(
+            f"the update of these is far too long: {listed(found.reaches)}",
+            *filter(None, (quoted(asked),)),
+        ),
         remedies=_remedies(facts, lost),
         where=names[0],
     )

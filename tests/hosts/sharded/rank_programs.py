@@ -71,7 +71,7 @@ def with_kink(y):
     return torch.cat([y[:, :1], (y[:, 1] + flat).unsqueeze(1), y[:, 2:]], 1)
 
 
-def tell(net, losses=(), num_calls=0):
+def tell(net, losses=(), num_calls=0, **others):
     whole = [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in net.parameters()]
     weights = b"".join(p.float().numpy().tobytes() for p in whole)
     probe = torch.linspace(-1, 1, 512).view(64, 8).to(net.last.weight.dtype)
@@ -79,7 +79,7 @@ def tell(net, losses=(), num_calls=0):
         end = float((net(probe).float() - probe.float().sum(-1)).square().mean())
     shown = [loss if math.isfinite(loss) else str(loss) for loss in losses]
     told = {"digest": hashlib.sha256(weights).hexdigest(), "loss": end, "losses": shown}
-    told |= {"calls": num_calls} if num_calls else {}
+    told |= others | ({"calls": num_calls} if num_calls else {})
     Path(f"result-{RANK}.json").write_text(json.dumps(told))
 
 
@@ -337,6 +337,45 @@ def sharded_accelerated(fault, accumulate="1"):
     accelerated(fault, accumulate, is_sharded=True)
 
 
+def engine(fault, stage="2", formats="float32", accumulate="1", num_steps=8):
+    """DeepSpeed's own."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled
+    accumulate, dtype = int(accumulate), getattr(torch, formats)
+    net = Net()
+    kind = {torch.float16: {"fp16": {"enabled": True}}, torch.bfloat16: {"bf16": {"enabled": True}}}
+    config = {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": accumulate,
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": int(stage)},
+        "zero_allow_untested_optimizer": True,
+    } | kind.get(dtype, {})
+    groups = [{"params": [*net.first.parameters()]}, {"params": [*net.loud.parameters()]}]
+    groups[1]["params"] += [*net.last.parameters()]
+    deepspeed.init_distributed("gloo", verbose=False)
+    optimizer = torch.optim.AdamW(groups, lr=0.02)
+    model, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config)
+    x, y = rows(fault, 4 * RANKS * accumulate * num_steps)
+    x, y = (t.to(dtype).split(4) for t in (x, y))
+    disturbance, losses = Disturbance(), []
+    kernel = SpoiledKernel(float("nan"), 0) if fault == "once" and RANK == 1 else None
+    for place in range(accumulate * num_steps):
+        if kernel is not None and place == 3:
+            kernel.left = 1
+        part = place * RANKS + RANK
+        loss = (model(x[part]) - y[part]).square().mean()
+        model.backward(loss)
+        model.step()
+        losses.append(loss.item())
+    sys.setprofile(None)
+    with deepspeed.zero.GatheredParameters([*net.parameters()], enabled=stage == "3"):
+        tell(net, losses, disturbance.num_calls, skipped=model.skipped_steps)
+    dist.destroy_process_group()
+
+
 def fabric(fault, strategy="ddp"):
     """Fabric of Lightning."""
     from lightning.fabric import Fabric
@@ -516,6 +555,7 @@ PROGRAMS = {
     "sharded": sharded,
     "accelerated": accelerated,
     "sharded_accelerated": sharded_accelerated,
+    "engine": engine,
     "fabric": fabric,
     "trainer": trainer,
     "sharded_trainer": sharded_trainer,

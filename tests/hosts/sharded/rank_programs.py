@@ -167,15 +167,31 @@ def exchanging(model, *, last):
 
 
 class Disturbance:
-    """Sends this process a signal at its ``DISTURB``-th call of a Python function from now on, if
-    it is the rank to be disturbed; ``num_calls``: of all so far.
+    """Sends this process a signal at its ``DISTURB``-th call of a Python function from now on, or
+    while one step is looked at, if it is the rank to be disturbed; ``num_calls``: of all so far.
     """
 
     def __init__(self):
-        rank, number, at = os.environ.get("DISTURB", "-1 0 0").split()
-        self.signal, self.at, self.num_calls = int(number), int(at), 0
-        if int(rank) == RANK:
+        rank, number, at, *self.step = map(int, os.environ.get("DISTURB", "-1 0 0").split())
+        self.signal, self.at, self.num_calls = number, at, 0
+        self.is_meant = rank == RANK
+        if not self.step:
+            self.begin()
+
+    def begin(self):
+        if self.is_meant:
             sys.setprofile(self._count)
+
+    @contextlib.contextmanager
+    def during(self, step):
+        if step not in self.step:
+            yield
+            return
+        self.begin()
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
 
     def _count(self, _frame, event, _argument):
         self.num_calls += event == "call"
@@ -251,10 +267,11 @@ def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
                     loss = (model(x[part]) - y[part]).square().mean() / len(mine)
                 (scaler.scale(loss) if scaler is not None else loss).backward()
             losses.append(loss.item())
-        if scaler is not None:
-            scaler.unscale_(optimizer)
-        if fault not in ("unclipped", "one_row"):
-            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        with disturbance.during(step):
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            if fault not in ("unclipped", "one_row"):
+                nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         if scaler is not None:
             scaler.step(optimizer)
             scaler.update()
@@ -300,10 +317,17 @@ def sharding(fault):
     return options | ({"is_hybrid": True} if fault == "hybrid" else {})
 
 
-def accelerated(fault, accumulate="1", *, is_sharded=False):
+def accelerated(fault, accumulate="1", *, is_sharded=False, with_engine=False):
     from accelerate import Accelerator
 
-    options = {}
+    options = {"cpu": True}
+    if with_engine:
+        from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
+
+        deepspeed_on_a_cpu()
+        told = {"gradient_accumulation_steps": int(accumulate), "gradient_clipping": 1.0}
+        options = {"deepspeed_plugin": DeepSpeedPlugin(zero_stage=2, **told)}
+        options["kwargs_handlers"] = [InitProcessGroupKwargs(backend="gloo")]
     if is_sharded:
         from accelerate import PartialState
         from accelerate.utils import FullyShardedDataParallelPlugin
@@ -311,9 +335,9 @@ def accelerated(fault, accumulate="1", *, is_sharded=False):
         PartialState(cpu=True)
         on_a_gpu_as_it_seems()
         plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="no_wrap")
-        options = {"fsdp_plugin": plugin}
+        options["fsdp_plugin"] = plugin
     each = int(accumulate) * (1 if WORLD > 1 else RANKS)
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=each, **options)
+    accelerator = Accelerator(gradient_accumulation_steps=each, **options)
     net = Net()
     data = torch.utils.data.TensorDataset(*rows(fault, 64))
     model, optimizer, loader = accelerator.prepare(
@@ -337,12 +361,18 @@ def sharded_accelerated(fault, accumulate="1"):
     accelerated(fault, accumulate, is_sharded=True)
 
 
-def engine(fault, stage="2", formats="float32", accumulate="1", num_steps=8):
-    """DeepSpeed's own."""
-    os.environ["DS_ACCELERATOR"] = "cpu"
+def deepspeed_on_a_cpu():
+    os.environ["DS_ACCELERATOR"], os.environ["ACCELERATE_USE_DEEPSPEED"] = "cpu", "true"
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled
+    deepspeed.get_accelerator().is_fp16_supported = lambda: True  # for numbers it is
+    return deepspeed
+
+
+def engine(fault, stage="2", formats="float32", accumulate="1", num_steps=8):
+    """DeepSpeed's own."""
+    deepspeed = deepspeed_on_a_cpu()
     accumulate, dtype = int(accumulate), getattr(torch, formats)
     net = Net()
     kind = {torch.float16: {"fp16": {"enabled": True}}, torch.bfloat16: {"bf16": {"enabled": True}}}
@@ -374,6 +404,15 @@ def engine(fault, stage="2", formats="float32", accumulate="1", num_steps=8):
     with deepspeed.zero.GatheredParameters([*net.parameters()], enabled=stage == "3"):
         tell(net, losses, disturbance.num_calls, skipped=model.skipped_steps)
     dist.destroy_process_group()
+
+
+def accelerated_engine(fault, accumulate="1"):
+    accelerated(fault, accumulate, with_engine=True)
+
+
+def trainer_engine(fault, accumulate="1"):
+    deepspeed_on_a_cpu()
+    trainer(fault, accumulate, with_engine=True)
 
 
 def fabric(fault, strategy="ddp"):
@@ -430,7 +469,7 @@ def on_a_gpu_as_it_seems():
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
-def trainer(fault, accumulate="1", *, is_sharded=False):
+def trainer(fault, accumulate="1", *, is_sharded=False, with_engine=False):
     from transformers import Trainer, TrainingArguments
 
     class InOrder(Trainer):
@@ -449,6 +488,10 @@ def trainer(fault, accumulate="1", *, is_sharded=False):
     if is_sharded:
         layers = {"version": 2, "transformer_layer_cls_to_wrap": ["Loud"]}
         options |= {"fsdp": True, "fsdp_config": layers}
+    if with_engine:
+        config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": each}
+        config |= {"zero_optimization": {"stage": 2}, "zero_allow_untested_optimizer": True}
+        options["deepspeed"] = config | {"gradient_clipping": 1.0}
     eps = 0.0 if fault == "eps" else 1e-8
     args = arguments(TrainingArguments, per_device_train_batch_size=4, adam_epsilon=eps, **options)
     if is_sharded and args.world_size > 1:
@@ -556,6 +599,8 @@ PROGRAMS = {
     "accelerated": accelerated,
     "sharded_accelerated": sharded_accelerated,
     "engine": engine,
+    "accelerated_engine": accelerated_engine,
+    "trainer_engine": trainer_engine,
     "fabric": fabric,
     "trainer": trainer,
     "sharded_trainer": sharded_trainer,

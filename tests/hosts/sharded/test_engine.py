@@ -21,8 +21,8 @@ def _parent_of_ranks():
     end()
 
 
-def together(folder, *what, codes=(0, 0), **variables):
-    found, results, told = run(folder, "engine", *what, **variables)
+def together(folder, *what, codes=(0, 0), program="engine", **variables):
+    found, results, told = run(folder, program, *what, **variables)
     assert tuple(found) == codes, told
     return results, told
 
@@ -41,7 +41,7 @@ def assert_alike(results, loss, within=1e-5):
 
 def the_incident(folder):
     (row,), (report,) = incidents(folder)
-    assert report["incident"]["born_on"] in ([row["rank"]], None)
+    assert report["incident"]["born_on"] in ([row["rank"]], [], None)
     return row
 
 
@@ -138,6 +138,35 @@ def test_weights_on_all_ranks_are_not_run_again(tmp_path):
     assert len({one["digest"] for one in results}) == 1
     row = the_incident(tmp_path / "ranks")
     assert (row["rank"], row["step"], row["micro"], row["action"]) == (1, 3, 0, "skip")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", ["1", "2"])
+def test_a_loop_on_accelerate(tmp_path, accumulate):
+    engine = {"program": "accelerated_engine"}
+    plain, _ = together(tmp_path / "plain", "none", accumulate, watched=False, **engine)
+    watched, _ = together(tmp_path / "watched", "none", accumulate, **engine)
+    assert watched == plain
+    alone = reference(tmp_path / "alone", "data", accumulate)
+    results, _ = together(tmp_path / "ranks", "data", accumulate, **engine, **ALLOWED)
+    assert_alike(results, alone["loss"])
+    row = the_incident(tmp_path / "ranks")
+    assert (row["code"], row["rank"], row["action"]) == ("NS501", 1, "quarantine")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["none", "data"])
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_trainer_is_observed(tmp_path, fault, world):
+    """Its failing step is run again without an update of the engine's."""
+    many = {"program": "trainer_engine", "world": world, "codes": (0,) * world, "STEPS": "8"}
+    plain, _ = together(tmp_path / "plain", fault, watched=False, **many)
+    watched, told = together(tmp_path / "watched", fault, **many)
+    assert watched == plain
+    assert "the update cannot be held back here" in told
+    rows, _ = incidents(tmp_path / "watched")
+    shown = [(row["code"], row["rank"], row["module"], row["action"]) for row in rows]
+    assert shown == ([] if fault == "none" else [("NS501", world - 1, "first", "observe")])
 
 
 @pytest.mark.slow

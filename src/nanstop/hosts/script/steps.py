@@ -24,7 +24,7 @@ from nanstop.hosts.script.window import (
     one_root,
     update_again,
 )
-from nanstop.hosts.sharded.engine import is_engine
+from nanstop.hosts.sharded.engine import NEEDS_OTHERS, is_engine
 from nanstop.hosts.sharded.models import SharedModels
 from nanstop.hosts.tape.accumulation import accumulation_in
 from nanstop.hosts.tape.taped_micro import TapedMicro
@@ -41,7 +41,6 @@ __tracebackhide__ = passes_through
 
 NO_MODEL = "no model call was seen before this backward"
 _PAST = "failed: the update had moved the weights before, and there was no room for a copy of them"
-_ENGINE = "DeepSpeed's engine takes the other processes to it"
 INSIDE = "a hook on gradients updates the weights inside backward"
 
 
@@ -184,7 +183,9 @@ def _micros(window: ScriptWindow, replicas: Replicas) -> Sequence[Micro]:
     """
     if replicas is not ONE_COPY or not any(map(is_engine, window.called.values())):
         return window.micros or (UnseenMicro(NO_MODEL),)
-    return (UnseenMicro(_ENGINE, total([m.loss for m in window.micros if m.loss is not None])),)
+    return (
+        UnseenMicro(NEEDS_OTHERS, total([m.loss for m in window.micros if m.loss is not None])),
+    )
 
 
 def _copied(root: nn.Module) -> LoadFacts | None:

@@ -9,7 +9,7 @@ that overflow is what nanstop uses.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -19,12 +19,14 @@ from torch import Tensor, distributed, nn
 from nanstop.decide.agreement import Ranks
 from nanstop.detect.sentinel import norm_of_gradients
 from nanstop.errors import NanstopError
+from nanstop.hosts.replicas import ONE_COPY, Replicas
 from nanstop.hosts.sharded.flags import ByFlags, FailureFlags
 from nanstop.records import ReplicaFacts, SourceLine
-from nanstop.replay.undo import attributes_kept, exchanged
+from nanstop.replay.undo import exchanged
 
 _PLAIN, _GRADIENTS = 0, 2
 """Stages of ZeRO: none, and the last in which every process has all weights."""
+NEEDS_OTHERS = "DeepSpeed's engine takes the other processes to it"
 _APPLIES = "DeepSpeed applies the update inside its engine"
 
 
@@ -51,6 +53,13 @@ def inside_engine(module: nn.Module) -> nn.Module:
     itself where it cannot, or is no engine.
     """
     return Engine(module).inside if is_engine(module) else module
+
+
+def needs_others(called: Iterable[nn.Module], replicas: Replicas) -> str:
+    """Return why a window that calls models as they are wrapped cannot be run again, or ""."""
+    engines = filter(is_engine, called)
+    alone = (replicas is not ONE_COPY and inside_engine(one) is not one for one in engines)
+    return "" if all(alone) else NEEDS_OTHERS
 
 
 class Engine:
@@ -105,7 +114,7 @@ class Engine:
             named = self.engine.module.named_parameters()
             return {name: p.grad for name, p in named if p.grad is not None}
         return {
-            f"part {group}.{place}": part
+            f"{group}.{place}": part
             for group, parts in held.items()
             for place, part in enumerate(parts or ())
             if isinstance(part, Tensor) and part.numel()
@@ -133,7 +142,7 @@ class Engine:
         return (
             hasattr(zero, "averaged_gradients")
             and hasattr(zero, "overflow")
-            and not self._is_offloaded
+            and not (self._is_offloaded and self._stage > _GRADIENTS)
             and not self._is_another()
         )
 
@@ -159,6 +168,8 @@ class Engine:
         if self._stage <= _GRADIENTS:
             for part in self.gradients().values():
                 part[(0,) * part.dim()].fill_(torch.nan)
+            if self._is_offloaded:
+                self._zero.local_overflow = True  # until the update has been left out
         looks = "check_grad_overflow"
         scaler = getattr(self._zero, "loss_scaler", None)
         with ExitStack() as undo:
@@ -186,19 +197,19 @@ class Engine:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Have forward and backward of its model exchange nothing inside, and leave gradients where
-        torch does. The engine is as it was afterwards.
+        torch does; whoever asks for an update gets none. The engine is as it was afterwards.
         """
-        hooks = getattr(self._zero, "_backward_hook_state", None)
-        noted = dict(vars(hooks)) if hooks is not None else {}
-        places = [(self.engine, "inside_no_sync_ctxt"), (self._zero, "_coalesce_grad_reduction")]
-        places = [(holder, name) for holder, name in places if hasattr(holder, name)]
+        engine, zero = self.engine, self._zero
+        hooks = getattr(zero, "_backward_hook_state", None)
+        told: dict[str, Any] = {"enable_backward_allreduce": False, "step": _no_update}
+        held = {"_coalesce_grad_reduction": True}
         with ExitStack() as undo:
             if hooks is not None:
-                undo.callback(vars(hooks).update, noted)
+                undo.callback(vars(hooks).update, dict(vars(hooks)))
                 hooks.backward_active_depth, hooks.backward_seen_this_step = 0, False
-            undo.enter_context(attributes_kept(places))
-            for holder, name in places:
-                setattr(holder, name, True)
+            undo.enter_context(exchanged(vars(engine), told))
+            if not self._is_plain:
+                undo.enter_context(exchanged(vars(zero), held))
             yield
 
     def clear(self) -> None:
@@ -218,6 +229,10 @@ class Engine:
         self._zero.backward_epilogue()  # where it sums up beside ``grad``
         with self.engine.coalesce_grad_reduction():
             pass  # what there is is exchanged at the end of it
+
+
+def _no_update(*_args: Any, **_kwargs: Any) -> None:
+    pass
 
 
 class EngineReplicas(ByFlags):

@@ -362,7 +362,10 @@ def sharded_accelerated(fault, accumulate="1"):
 
 
 def deepspeed_on_a_cpu():
-    os.environ["DS_ACCELERATOR"], os.environ["ACCELERATE_USE_DEEPSPEED"] = "cpu", "true"
+    os.environ |= {"DS_ACCELERATOR": "cpu", "ACCELERATE_USE_DEEPSPEED": "true"}
+    if WORLD == 1:
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled
@@ -489,7 +492,7 @@ def trainer(fault, accumulate="1", *, is_sharded=False, with_engine=False):
         layers = {"version": 2, "transformer_layer_cls_to_wrap": ["Loud"]}
         options |= {"fsdp": True, "fsdp_config": layers}
     if with_engine:
-        config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": each}
+        config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": "auto"}
         config |= {"zero_optimization": {"stage": 2}, "zero_allow_untested_optimizer": True}
         options["deepspeed"] = config | {"gradient_clipping": 1.0}
     eps = 0.0 if fault == "eps" else 1e-8

@@ -27,9 +27,9 @@ def together(folder, *what, codes=(0, 0), program="engine", **variables):
     return results, told
 
 
-def reference(folder, *what):
+def reference(folder, *what, program="loop"):
     """What the same training comes to in one process without an engine."""
-    codes, (result,), told = run(folder, "loop", *what, world=1, **ALLOWED)
+    codes, (result,), told = run(folder, program, *what, world=1, **ALLOWED)
     assert codes == [0], told
     return result
 
@@ -147,7 +147,7 @@ def test_a_loop_on_accelerate(tmp_path, accumulate):
     plain, _ = together(tmp_path / "plain", "none", accumulate, watched=False, **engine)
     watched, _ = together(tmp_path / "watched", "none", accumulate, **engine)
     assert watched == plain
-    alone = reference(tmp_path / "alone", "data", accumulate)
+    alone = reference(tmp_path / "alone", "data", accumulate, program="accelerated")
     results, _ = together(tmp_path / "ranks", "data", accumulate, **engine, **ALLOWED)
     assert_alike(results, alone["loss"])
     row = the_incident(tmp_path / "ranks")

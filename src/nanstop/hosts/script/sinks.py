@@ -84,6 +84,8 @@ class Sinks:
         self._state.begin_sink()
         known = Engine(engine)
         window.by_engine, window.no_veto = True, known.no_veto()
+        for micro in window.micros:  # which of them ends a window is not known when it begins
+            micro.reduced = micro is window.micros[-1]
         window.clip = engine.gradient_clipping() or None
         parameters = [*engine.module.parameters(), *held_by(optimizer)]
         self._judge.judge(parameters, known.norm(), optimizer, anew=known.norm)

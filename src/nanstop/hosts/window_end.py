@@ -149,10 +149,10 @@ class WindowEnds:
         ``close``.
         """
         self._tell_redone(_AGAIN)
-        ending.failed = True
-        rewind = self.way_back()
+        ending.failed, rewind = True, self.way_back()
         written = step.rewritten_at()
-        no_redo = REWRITTEN if written is not None else "" if can_redo else IN_USE
+        no_redo = step.replicas.obstacle() if can_redo else IN_USE
+        no_redo = REWRITTEN if written is not None else no_redo
         decision = self.ask(step, replace(alarm, rewritten_at=written, no_redo=no_redo))
         if decision is None or decision.kind == "proceed":
             return False

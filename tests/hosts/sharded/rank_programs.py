@@ -383,9 +383,12 @@ def engine(fault, stage="2", formats="float32", accumulate="1", num_steps=8):
         "train_micro_batch_size_per_gpu": 4,
         "gradient_accumulation_steps": accumulate,
         "gradient_clipping": 1.0,
-        "zero_optimization": {"stage": int(stage)},
+        "zero_optimization": {"stage": int(stage[0])},
         "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
     } | kind.get(dtype, {})
+    if stage.endswith("on the host"):
+        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
     groups = [{"params": [*net.first.parameters()]}, {"params": [*net.loud.parameters()]}]
     groups[1]["params"] += [*net.last.parameters()]
     deepspeed.init_distributed("gloo", verbose=False)

@@ -126,6 +126,16 @@ def test_without_zero_nothing_else_keeps_bad_gradients_from_the_weights(tmp_path
 
 
 @pytest.mark.slow
+def test_gradients_in_host_memory_are_not_made_anew(tmp_path):
+    plain, _ = together(tmp_path / "plain", "data", "2 on the host", watched=False)
+    results, told = together(tmp_path / "ranks", "data", "2 on the host", **ALLOWED)
+    assert results == plain
+    row = the_incident(tmp_path / "ranks")
+    assert (row["code"], row["rank"], row["module"], row["action"]) == ("NS501", 1, "first", "skip")
+    assert "this update was left out: DeepSpeed keeps the gradients in host memory" in told
+
+
+@pytest.mark.slow
 def test_a_stop_is_every_ranks(tmp_path):
     _, told = together(tmp_path / "ranks", "data", codes=(3, 3), NANSTOP_ON_FAILURE="stop")
     assert told.count("error[NS501]") == 1

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 _NANSTOP = __name__.partition(".")[0]
 _AS_A_USER = ("nanstop.demo", "nanstop.faults")
 """Parts of nanstop that do what a script does: their lines are worth showing."""
-_WRAPPERS = ("torch", "bitsandbytes", "accelerate", "transformers.utils")
+_WRAPPERS = ("torch", "bitsandbytes", "accelerate", "deepspeed", "transformers.utils")
 """Packages whose frames stand around the line that a user would want to see."""
 _LIBRARIES = ("torch", "bitsandbytes", "accelerate", "transformers", "trl", "peft", "datasets")
 _PATHS = ("stdlib", "platstdlib", "purelib", "platlib")

@@ -154,7 +154,17 @@ def test_look_that_fails_does_not_end_the_run():
 
 def test_storage_names_keep_the_first():
     shared = torch.ones(3)
-    assert list(storage_names({"a": shared, "b": shared[1:]}).values()) == ["a"]
+    second = shared[1:]
+    seen, _ = looked(lambda: second + 1, names={"a": shared, "b": second})
+    assert seen.inputs[0].name == "a"
+
+
+def test_tensors_that_lie_one_behind_the_other_in_one_storage():
+    """As the weights of a flat buffer do."""
+    flat = torch.ones(9)
+    first, second = flat[:6].view(2, 3), flat[6:]
+    seen, _ = looked(lambda: second + first, names={"first": first, "second": second})
+    assert [stats.name for stats in seen.inputs] == ["second", "first"]
 
 
 def test_rows_that_an_op_makes_of_finite_operands_count_as_masked():

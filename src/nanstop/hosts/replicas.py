@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from nanstop.decide.agreement import ONE_RANK, Ranks
 from nanstop.numerics.modules import lies_on_several
@@ -39,6 +39,12 @@ class Replicas(Protocol):
     def anywhere(self, *, mine: bool) -> bool:
         """Return whether any rank that has a part of the model says so, which all are asked at the
         same place; of a whole one, whether this one does.
+        """
+        ...
+
+    def parts(self) -> dict[str, Tensor]:
+        """Return gradients that an update will be made of and that are no parameter's, as far as
+        they are here.
         """
         ...
 
@@ -88,6 +94,9 @@ class OneCopy:
 
     def anywhere(self, *, mine: bool) -> bool:
         return mine
+
+    def parts(self) -> dict[str, Tensor]:
+        return {}
 
     def whole(self, ranks: Ranks) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()

@@ -21,6 +21,7 @@ from nanstop.detect.signals import Alarm, alarm_of_exception, alarm_of_weights, 
 from nanstop.errors import NanstopError
 from nanstop.hosts import compat
 from nanstop.hosts.ending import Ending, Redone, shown
+from nanstop.hosts.replicas import ONE_COPY
 from nanstop.hosts.window_host import HostStep, WindowHost
 from nanstop.numerics import host_memory
 from nanstop.numerics.weights import odd_weights
@@ -79,14 +80,14 @@ class WindowEnds:
             self._settle(step, read, ending, can_redo=can_redo, is_new=part is None)
         finally:
             self._together = ONE_RANK
-        size = self._host.facts.world_size
+        size, replicas = self._host.facts.world_size, step.replicas
         if not ending.apply:
             if part is not None:
                 self.keeper.take_out(part)
             self._host.leave_out(step)
         elif part is not None:
             self._expected = part if ending.applied else None
-        elif not can_redo or (size > 1 and not step.replicas.goes_back):
+        elif not can_redo or not (replicas.goes_back or (size == 1 and replicas is ONE_COPY)):
             self.keeper.forget()
         else:
             self.keeper.among(size)
@@ -144,15 +145,14 @@ class WindowEnds:
             self.ask(step, replace(alarm, rewritten_at=step.rewritten_at()))
 
     def carry(self, step: HostStep, alarm: Alarm, ending: Ending, *, can_redo: bool = True) -> bool:
-        """Report, carry out what is resolved, and return whether anything was.
-
-        A skip is left to ``close``.
+        """Report, carry out what is resolved, and return whether anything was; a skip is left to
+        ``close``.
         """
         self._tell_redone(_AGAIN)
-        ending.failed = True
-        rewind = self.way_back()
+        ending.failed, rewind = True, self.way_back()
         written = step.rewritten_at()
-        no_redo = REWRITTEN if written is not None else "" if can_redo else IN_USE
+        no_redo = step.replicas.obstacle() if can_redo else IN_USE
+        no_redo = REWRITTEN if written is not None else no_redo
         decision = self.ask(step, replace(alarm, rewritten_at=written, no_redo=no_redo))
         if decision is None or decision.kind == "proceed":
             return False

@@ -64,6 +64,12 @@ class GradientAccounts:
             self._followed[optimizer] = Followed(optimizer, line)
             self.is_looking = True
 
+    def leave(self, optimizer: Optimizer) -> None:
+        """Do not follow an optimizer: what it updates is not what a backward reaches."""
+        if self._followed.pop(optimizer, None) is not None:
+            are_open = any(one.samples is not None for one in self._followed.values())
+            self.is_looking = are_open or self._own is not None
+
     def made_at(self, optimizer: Optimizer | None) -> SourceLine | None:
         """Return the script's line that made an optimizer, None where that was not seen."""
         one = self._followed.get(optimizer) if optimizer is not None else None

@@ -60,11 +60,16 @@ def param_groups(named: Iterable[tuple[str, Tensor]]) -> tuple[ParamGroup, ...]:
             dtype=dtype,
             trainable=trainable,
             num_tensors=len(members),
-            num_elements=sum(p.numel() for _, p in members),
+            num_elements=sum(_num_elements(p) for _, p in members),
             examples=tuple(name for name, _ in members[:4]),
         )
         for (dtype, trainable), members in groups.items()
     )
+
+
+def _num_elements(parameter: Tensor) -> int:
+    """Return the size of a parameter; ZeRO-3 leaves one that is not in use empty, and notes it."""
+    return getattr(parameter, "ds_numel", parameter.numel())
 
 
 @torch.no_grad()

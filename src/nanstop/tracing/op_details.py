@@ -4,7 +4,7 @@ full statistics, the same op in a wider format, masks, positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -29,6 +29,8 @@ from nanstop.replay.rng import rng_kept
 from nanstop.tracing import operators
 from nanstop.tracing.holders import Holder, holder_of
 
+StorageNames = Mapping[int, Sequence[tuple[range, str]]]
+"""By the address of a storage the bytes that each tensor with a name takes there."""
 _ATTENTION = "scaled_dot_product"
 _MASK_FRACTION = 0.9
 _MASK_REPEATS = 4
@@ -66,10 +68,10 @@ class Observer:
     """Called for each op of a second run;
     keeps ``OpDetails`` of those in ``wanted``. Synchronises the device.
 
-    ``names``: what tensors known by name are called, by the address of their storage.
+    ``names``: what tensors known by name are called, see ``storage_names``.
     """
 
-    def __init__(self, wanted: Iterable[int], names: Mapping[int, str]) -> None:
+    def __init__(self, wanted: Iterable[int], names: StorageNames) -> None:
         self.seen: dict[int, OpDetails] = {}
         self._wanted = frozenset(wanted)
         self._names = names
@@ -109,7 +111,7 @@ class Observer:
         return done
 
     def _measured(self, tensor: Tensor) -> TensorStats:
-        name = self._names.get(tensor.untyped_storage()._cdata) if is_plain(tensor) else None
+        name = _name_of(tensor, self._names) if is_plain(tensor) else None
         counts: tuple[tuple[int, int], ...] = ()
         with suppress(Exception):  # a device that cannot take numbers apart
             counts = exponent_counts(tensor)
@@ -128,15 +130,32 @@ def _bad_or_none(tensor: Tensor) -> Tensor | None:
     return mask if bool(mask.any()) else None
 
 
-def storage_names(named: Mapping[str, Tensor]) -> dict[int, str]:
-    """Return the names of tensors by the address of the storages that hold them;
-    of two names the first.
+def storage_names(named: Mapping[str, Tensor]) -> StorageNames:
+    """Return the names of tensors by the address of the storages that hold them, each with the
+    bytes that it takes there: several may lie in one.
     """
-    found: dict[int, str] = {}
+    found: dict[int, list[tuple[range, str]]] = {}
     for name, tensor in named.items():
         for part in dense_parts(tensor):
-            found.setdefault(part.untyped_storage()._cdata, name)
+            entries = found.setdefault(part.untyped_storage()._cdata, [])
+            entries.append((_bytes_of(part), name))
     return found
+
+
+def _name_of(tensor: Tensor, names: StorageNames) -> str | None:
+    """Return the first name of what a tensor begins in, None where its storage has none."""
+    entries = names.get(tensor.untyped_storage()._cdata, ())
+    begin = _bytes_of(tensor).start
+    inside = (name for taken, name in entries if begin in taken)
+    return next(inside, entries[0][1] if entries else None)
+
+
+def _bytes_of(tensor: Tensor) -> range:
+    """Return the bytes of its storage that a tensor lies in, from its first to its last element."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True) if tensor.numel() else ()
+    last = sum((size - 1) * stride for size, stride in sizes)
+    begin = tensor.storage_offset() * tensor.element_size()
+    return range(begin, begin + (last + 1) * tensor.element_size())
 
 
 def fully_masked_rows(operands: Iterable[Tensor]) -> int:

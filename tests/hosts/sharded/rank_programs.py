@@ -71,7 +71,7 @@ def with_kink(y):
     return torch.cat([y[:, :1], (y[:, 1] + flat).unsqueeze(1), y[:, 2:]], 1)
 
 
-def tell(net, losses=(), num_calls=0):
+def tell(net, losses=(), num_calls=0, **others):
     whole = [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in net.parameters()]
     weights = b"".join(p.float().numpy().tobytes() for p in whole)
     probe = torch.linspace(-1, 1, 512).view(64, 8).to(net.last.weight.dtype)
@@ -79,7 +79,7 @@ def tell(net, losses=(), num_calls=0):
         end = float((net(probe).float() - probe.float().sum(-1)).square().mean())
     shown = [loss if math.isfinite(loss) else str(loss) for loss in losses]
     told = {"digest": hashlib.sha256(weights).hexdigest(), "loss": end, "losses": shown}
-    told |= {"calls": num_calls} if num_calls else {}
+    told |= others | ({"calls": num_calls} if num_calls else {})
     Path(f"result-{RANK}.json").write_text(json.dumps(told))
 
 
@@ -167,15 +167,31 @@ def exchanging(model, *, last):
 
 
 class Disturbance:
-    """Sends this process a signal at its ``DISTURB``-th call of a Python function from now on, if
-    it is the rank to be disturbed; ``num_calls``: of all so far.
+    """Sends this process a signal at its ``DISTURB``-th call of a Python function from now on, or
+    while one step is looked at, if it is the rank to be disturbed; ``num_calls``: of all so far.
     """
 
     def __init__(self):
-        rank, number, at = os.environ.get("DISTURB", "-1 0 0").split()
-        self.signal, self.at, self.num_calls = int(number), int(at), 0
-        if int(rank) == RANK:
+        rank, number, at, *self.step = map(int, os.environ.get("DISTURB", "-1 0 0").split())
+        self.signal, self.at, self.num_calls = number, at, 0
+        self.is_meant = rank == RANK
+        if not self.step:
+            self.begin()
+
+    def begin(self):
+        if self.is_meant:
             sys.setprofile(self._count)
+
+    @contextlib.contextmanager
+    def during(self, step):
+        if step not in self.step:
+            yield
+            return
+        self.begin()
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
 
     def _count(self, _frame, event, _argument):
         self.num_calls += event == "call"
@@ -251,10 +267,11 @@ def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
                     loss = (model(x[part]) - y[part]).square().mean() / len(mine)
                 (scaler.scale(loss) if scaler is not None else loss).backward()
             losses.append(loss.item())
-        if scaler is not None:
-            scaler.unscale_(optimizer)
-        if fault not in ("unclipped", "one_row"):
-            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        with disturbance.during(step):
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            if fault not in ("unclipped", "one_row"):
+                nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         if scaler is not None:
             scaler.step(optimizer)
             scaler.update()
@@ -300,10 +317,17 @@ def sharding(fault):
     return options | ({"is_hybrid": True} if fault == "hybrid" else {})
 
 
-def accelerated(fault, accumulate="1", *, is_sharded=False):
+def accelerated(fault, accumulate="1", *, is_sharded=False, with_engine=False):
     from accelerate import Accelerator
 
-    options = {}
+    options = {"cpu": True}
+    if with_engine:
+        from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
+
+        deepspeed_on_a_cpu()
+        told = {"gradient_accumulation_steps": int(accumulate), "gradient_clipping": 1.0}
+        options = {"deepspeed_plugin": DeepSpeedPlugin(zero_stage=2, **told)}
+        options["kwargs_handlers"] = [InitProcessGroupKwargs(backend="gloo")]
     if is_sharded:
         from accelerate import PartialState
         from accelerate.utils import FullyShardedDataParallelPlugin
@@ -311,9 +335,9 @@ def accelerated(fault, accumulate="1", *, is_sharded=False):
         PartialState(cpu=True)
         on_a_gpu_as_it_seems()
         plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="no_wrap")
-        options = {"fsdp_plugin": plugin}
+        options["fsdp_plugin"] = plugin
     each = int(accumulate) * (1 if WORLD > 1 else RANKS)
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=each, **options)
+    accelerator = Accelerator(gradient_accumulation_steps=each, **options)
     net = Net()
     data = torch.utils.data.TensorDataset(*rows(fault, 64))
     model, optimizer, loader = accelerator.prepare(
@@ -335,6 +359,66 @@ def accelerated(fault, accumulate="1", *, is_sharded=False):
 
 def sharded_accelerated(fault, accumulate="1"):
     accelerated(fault, accumulate, is_sharded=True)
+
+
+def deepspeed_on_a_cpu():
+    os.environ |= {"DS_ACCELERATOR": "cpu", "ACCELERATE_USE_DEEPSPEED": "true"}
+    if WORLD == 1:
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled
+    deepspeed.get_accelerator().is_fp16_supported = lambda: True  # for numbers it is
+    return deepspeed
+
+
+def engine(fault, stage="2", formats="float32", accumulate="1", num_steps=8):
+    """DeepSpeed's own."""
+    deepspeed = deepspeed_on_a_cpu()
+    accumulate, dtype = int(accumulate), getattr(torch, formats)
+    net = Net()
+    kind = {torch.float16: {"fp16": {"enabled": True}}, torch.bfloat16: {"bf16": {"enabled": True}}}
+    config = {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": accumulate,
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": int(stage[0])},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    } | kind.get(dtype, {})
+    if stage.endswith("on the host"):
+        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+    groups = [{"params": [*net.first.parameters()]}, {"params": [*net.loud.parameters()]}]
+    groups[1]["params"] += [*net.last.parameters()]
+    deepspeed.init_distributed("gloo", verbose=False)
+    optimizer = torch.optim.AdamW(groups, lr=0.02)
+    model, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config)
+    x, y = rows(fault, 4 * RANKS * accumulate * num_steps)
+    x, y = (t.to(dtype).split(4) for t in (x, y))
+    disturbance, losses = Disturbance(), []
+    kernel = SpoiledKernel(float("nan"), 0) if fault == "once" and RANK == 1 else None
+    for place in range(accumulate * num_steps):
+        if kernel is not None and place == 3:
+            kernel.left = 1
+        part = place * RANKS + RANK
+        loss = (model(x[part]) - y[part]).square().mean()
+        model.backward(loss)
+        model.step()
+        losses.append(loss.item())
+    sys.setprofile(None)
+    with deepspeed.zero.GatheredParameters([*net.parameters()], enabled=stage == "3"):
+        tell(net, losses, disturbance.num_calls, skipped=model.skipped_steps)
+    dist.destroy_process_group()
+
+
+def accelerated_engine(fault, accumulate="1"):
+    accelerated(fault, accumulate, with_engine=True)
+
+
+def trainer_engine(fault, accumulate="1"):
+    deepspeed_on_a_cpu()
+    trainer(fault, accumulate, with_engine=True)
 
 
 def fabric(fault, strategy="ddp"):
@@ -391,7 +475,7 @@ def on_a_gpu_as_it_seems():
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
-def trainer(fault, accumulate="1", *, is_sharded=False):
+def trainer(fault, accumulate="1", *, is_sharded=False, with_engine=False):
     from transformers import Trainer, TrainingArguments
 
     class InOrder(Trainer):
@@ -410,6 +494,10 @@ def trainer(fault, accumulate="1", *, is_sharded=False):
     if is_sharded:
         layers = {"version": 2, "transformer_layer_cls_to_wrap": ["Loud"]}
         options |= {"fsdp": True, "fsdp_config": layers}
+    if with_engine:
+        config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": "auto"}
+        config |= {"zero_optimization": {"stage": 2}, "zero_allow_untested_optimizer": True}
+        options["deepspeed"] = config | {"gradient_clipping": 1.0}
     eps = 0.0 if fault == "eps" else 1e-8
     args = arguments(TrainingArguments, per_device_train_batch_size=4, adam_epsilon=eps, **options)
     if is_sharded and args.world_size > 1:
@@ -516,6 +604,9 @@ PROGRAMS = {
     "sharded": sharded,
     "accelerated": accelerated,
     "sharded_accelerated": sharded_accelerated,
+    "engine": engine,
+    "accelerated_engine": accelerated_engine,
+    "trainer_engine": trainer_engine,
     "fabric": fabric,
     "trainer": trainer,
     "sharded_trainer": sharded_trainer,

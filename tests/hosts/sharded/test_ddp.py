@@ -159,6 +159,15 @@ def test_what_one_rank_raises_names_it_once(tmp_path):
 
 
 @pytest.mark.slow
+def test_four_healthy_ranks(tmp_path):
+    four = {"world": 4, "codes": (0,) * 4}
+    plain, _ = together(tmp_path / "plain", "loop", "none", "2", watched=False, **four)
+    watched, told = together(tmp_path / "watched", "loop", "none", "2", **four)
+    assert watched == plain
+    assert incidents(tmp_path / "watched")[0] == [], told
+
+
+@pytest.mark.slow
 def test_four_ranks(tmp_path):
     reference = alone(tmp_path / "alone", "loop", "data", ALIKE="4", **ALLOWED)
     results, _ = together(tmp_path / "ranks", "loop", "data", world=4, codes=(0,) * 4, **ALLOWED)
@@ -229,6 +238,31 @@ def test_a_rank_that_is_killed_or_stopped_at_any_time(tmp_path):
             load_report(report)
         if (folder / "out" / "summary.json").exists():
             load_summary(folder / "out" / "summary.json")
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_while_a_failure_is_looked_into(tmp_path):
+    """The other has its patience with it, ends with the exchange that it misses, and has no bad
+    weights; what is written is whole.
+    """
+    waits = {"NANSTOP_RANKS_SECONDS": "3", "GLOO_SECONDS": "10", **ALLOWED}
+    killed = [f"{rank} {int(signal.SIGKILL)}" for rank in range(2)]
+    counted = [job(tmp_path / one[0], "loop", "data", DISTURB=f"{one} -1 3") for one in killed]
+    num_calls = [
+        results[int(r)]["calls"] for r, (_, results, _) in zip("01", run_each(counted), strict=True)
+    ]
+    jobs = []
+    for seed in range(10):
+        at = random.Random(seed).randrange(num_calls[seed % 2])
+        disturb = {"DISTURB": f"{killed[seed % 2]} {at} 3"}
+        jobs.append(job(tmp_path / f"seed{seed}", "loop", "data", **disturb, **waits))
+    for seed, (codes, results, told) in enumerate(run_each(jobs)):
+        assert codes[seed % 2] == -signal.SIGKILL, told
+        assert codes[1 - seed % 2] == 1, told
+        assert results == [None, None]
+        for report in (tmp_path / f"seed{seed}" / "out").glob("*/report.json"):
+            load_report(report)
+        load_summary(tmp_path / f"seed{seed}" / "out" / "summary.json")
 
 
 @pytest.mark.slow

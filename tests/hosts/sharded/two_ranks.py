@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 DRIFTING = ("drifts", "joins", "drifting_accelerated", "drifting_trainer")
 """Programs of ``drifting_programs``; all others are of ``rank_programs``."""
-TRAINERS = ("trainer", "sharded_trainer", "sft", "dpo", "drifting_trainer")
+TRAINERS = ("trainer", "sharded_trainer", "trainer_engine", "sft", "dpo", "drifting_trainer")
 """Programs that train by a Trainer of transformers."""
 SECONDS = 300
 """After which ranks that have not ended are killed, and told as hung."""

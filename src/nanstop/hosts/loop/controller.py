@@ -6,9 +6,10 @@ One session, and what is done about the ends of its windows.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from nanstop.decide.decision import STOPPED, Decision
 from nanstop.decide.policy import GIVEN_UP, RAISED
 from nanstop.detect.numeric_errors import phase_of
 from nanstop.detect.sentinel import Reading, read_window, total_norm
-from nanstop.detect.signals import Alarm, alarm, alarm_of_exception, alarm_of_reading
+from nanstop.detect.signals import Alarm, alarm, alarm_of_exception, alarm_of_reading, arrived
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.data_rows import DataRows
 from nanstop.hosts.ending import Ending
@@ -86,19 +87,21 @@ class LoopController:
         found_inf: Sequence[Tensor] = (),
         *,
         can_redo: bool = True,
+        anew: Callable[[], Tensor | None] | None = None,
     ) -> Ending:
         """Read the window's flag and carry out what the session resolves.
 
         One device synchronisation.
 
         Without ``can_redo`` the update is left out where it would be redone: its gradients are
-        already in use. Errors: ``TrainingStopped`` where that is resolved; the update may not be
-        applied then.
+        already in use. ``anew``: returns the norm of gradients that were just made. Errors:
+        ``TrainingStopped`` where that is resolved; the update may not be applied then.
         """
         given = [(norm, found_inf)]
 
         def read() -> Reading:
-            norm, found = given.pop() if given else (_norm_anew(step), ())
+            measure = anew or partial(_norm_anew, step)
+            norm, found = given.pop() if given else (measure(), ())
             losses = [loss for loss in step.losses if loss is not None]
             if norm is None:
                 norm = torch.zeros((), device=next((t.device for t in (*found, *losses)), None))
@@ -193,6 +196,9 @@ class LoopController:
 
     def alarm_of(self, step: LoopStep, reading: Reading) -> Alarm | None:
         found = alarm_of_reading(step, reading)
+        seen = found is not None and not found.harmless
+        if not (seen or reading.quiet) and nonfinite(step.replicas.parts()):
+            found = arrived(step) if found is None else replace(found, harmless=False)
         if found is not None and step.is_local:
             _refuse_what_raises(step)
         is_overflow = found is not None and found.phase == "backward"

@@ -42,8 +42,8 @@ _loops: Any = None
 _heard_by: list[Callable[[Any], None]] = []
 _num_pauses = 0
 _compiles_functions = False
-_KERNELS = "bitsandbytes"
-"""Compiles kernels of its own operations when it is imported;
+_KERNELS = ("bitsandbytes", "deepspeed")
+"""Compile kernels of their own operations when they are imported;
 inside one operation no tape is seen.
 """
 
@@ -222,7 +222,7 @@ def _compile(original: Any, model: Any = None, **options: Any) -> Any:
     """
     global _compiles_functions  # noqa: PLW0603
     is_function = model is not None and not isinstance(model, sys.modules["torch"].nn.Module)
-    if is_function and (getattr(model, "__module__", None) or "").partition(".")[0] != _KERNELS:
+    if is_function and (getattr(model, "__module__", None) or "").partition(".")[0] not in _KERNELS:
         _compiles_functions = True
         if _loops is not None:
             _loops.state.compiles_functions = True

@@ -25,6 +25,7 @@ from nanstop.hosts.script.window import (
     is_trainable,
     on_one_rank,
 )
+from nanstop.hosts.sharded.engine import engine_class, scaling_class
 from nanstop.hosts.tape.given_weights import given_weights
 from nanstop.hosts.tape.tape import Tape
 from nanstop.hosts.tape.taped_micro import TapedMicro
@@ -62,6 +63,14 @@ class Calls:
         forked = WeakMethod(self._state.leave)
         # A worker of a data loader inherits the stack of function modes.
         os.register_at_fork(after_in_child=lambda: (drop := forked()) and drop())
+
+    def imported(self) -> None:
+        """Stand in for what makes gradients in an engine that has been imported by now."""
+        kind, scaling = engine_class(), scaling_class()
+        if kind is not None:
+            self._table.replace(kind, "backward", self.engine_backward)
+        if scaling is not None and hasattr(scaling, "scale_if_loss"):
+            self._table.replace(scaling, "scale_if_loss", self.scale_in_engine)
 
     # ---- model calls
 
@@ -213,6 +222,21 @@ class Calls:
             scaled = micro.tape.call(partial(original, scaler), (outputs,), {})
         self._scaled = ref(scaled), outputs
         return scaled
+
+    def scale_in_engine(self, original: Any, optimizer: Any, loss: Any) -> Any:
+        """Stand in for what multiplies a loss by the scale of an engine: keeps it as it was."""
+        scaled = original(optimizer, loss)
+        is_other = isinstance(scaled, Tensor) and scaled is not loss
+        if is_other and self._state.idle and self._state.micro is not None:
+            self._scaled = ref(scaled), loss
+        return scaled
+
+    def engine_backward(self, original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
+        """Stand in for ``backward`` of DeepSpeed's engine, in which it takes up the gradients."""
+        result = original(engine, *args, **kwargs)
+        if self._state.idle:
+            self._state.mark_gradients()
+        return result
 
     def backward(self, original: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
         """Stand in for ``Tensor.backward`` and ``torch.autograd.backward``: closes a

@@ -5,7 +5,7 @@ change.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -29,6 +29,7 @@ from nanstop.measure.followed import Line
 from nanstop.numerics.trained import held_by
 from nanstop.numerics.weights import param_groups
 from nanstop.records import GradientAccount, Phase
+from nanstop.records.facts import BY_HAND
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
@@ -56,8 +57,10 @@ class Judge:
         found_inf: Sequence[Tensor] = (),
         *,
         can_redo: bool = True,
+        anew: Callable[[], Tensor | None] | None = None,
     ) -> Ending:
-        """Have the open window settled for the gradients of ``parameters``.
+        """Have the open window settled for the gradients of ``parameters``; ``anew``: returns their
+        norm once more.
 
         Errors: ``TrainingStopped``.
         """
@@ -74,7 +77,7 @@ class Judge:
                 step = self._steps.step(window, optimizer, parameters)
                 moved = has_moved(step, norm)
                 may = can_redo and first and not window.closed and not moved
-                ending = self.controller.judge(step, norm, found_inf, can_redo=may)
+                ending = self.controller.judge(step, norm, found_inf, can_redo=may, anew=anew)
         except TrainingStopped:
             window.failed = window.vetoed = window.closed = True
             raise
@@ -281,7 +284,7 @@ class Judge:
         window = self._state.window
         losses = [m.loss for m in window.micros if m.loss is not None]
         window.micros = [UnseenMicro(INSIDE, total(losses))]
-        window.updated_inside = True
+        window.no_veto = INSIDE
         self.judge(held_by(optimizers[0]), None, optimizers[0], can_redo=False)
         self.ended(optimizers[0])
 
@@ -304,7 +307,7 @@ class Judge:
         its backward.
         """
         window = self._state.window
-        window.by_hand = True
+        window.by_hand, window.no_veto = True, BY_HAND
         self.judge(parameters, norm_of(parameters), can_redo=False)
         window.closed = True
         self._state.roots.end()

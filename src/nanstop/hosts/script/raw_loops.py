@@ -67,6 +67,8 @@ class RawLoops:
     def imported(self) -> None:
         """Stand in for functions of what has been imported by now."""
         self._asked.install(self._table)
+        self._calls.imported()
+        self.sinks.imported()
 
     def end(self) -> None:
         """Look once more at what is under way, and let go of it."""

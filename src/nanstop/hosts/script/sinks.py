@@ -29,6 +29,7 @@ from nanstop.hosts.script.closures import Closures, OpenUpdate
 from nanstop.hosts.script.judge import Judge
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.window import clip_norm, norm_of
+from nanstop.hosts.sharded.engine import Engine, engine_class
 from nanstop.numerics.trained import held_by
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import user_line
@@ -61,6 +62,38 @@ class Sinks:
         table.replace(nn.Module, "zero_grad", self.empty_gradients)
         table.hook(register_optimizer_step_pre_hook(self.before_update))
         table.hook(register_optimizer_step_post_hook(self.after_update))
+
+    def imported(self) -> None:
+        """Stand in for what ends a window in an engine that has been imported by now."""
+        kind = engine_class()
+        if kind is not None and hasattr(kind, "_take_model_step"):
+            self._table.replace(kind, "_take_model_step", self.engine_update)
+
+    def engine_update(self, original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
+        """Stand in for what DeepSpeed's engine makes of the gradients of a window: unscaling,
+        clipping and the update in one.
+        """
+        update = partial(original, engine, *args, **kwargs)
+        window, optimizer = self._state.window, engine.basic_optimizer
+        if not self._state.idle or not window.micros or window.closed or optimizer is None:
+            update()
+            return
+        self._state.stop_expecting()
+        self._state.ignore_writes()
+        self._state.accounts.leave(optimizer)
+        self._state.begin_sink()
+        known = Engine(engine)
+        window.by_engine, window.no_veto = True, known.no_veto()
+        for micro in window.micros:  # which of them ends a window is not known when it begins
+            micro.reduced = micro is window.micros[-1]
+        window.clip = engine.gradient_clipping() or None
+        parameters = [*engine.module.parameters(), *held_by(optimizer)]
+        self._judge.judge(parameters, known.norm(), optimizer, anew=known.norm)
+        try:
+            with self._state.pause():
+                known.leave_out(update) if window.vetoed else update()
+        finally:
+            self._judge.ended(optimizer)
 
     def clip_norm(
         self,

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.hosts.loop.controller import LoopController
-from nanstop.hosts.loop.step import LoopStep, UnseenMicro
+from nanstop.hosts.loop.step import LoopStep, Micro, UnseenMicro
 from nanstop.hosts.model.loaded_weights import LOADED, copied_by_hand
 from nanstop.hosts.model.view import PlainView
+from nanstop.hosts.replicas import ONE_COPY, Replicas
 from nanstop.hosts.script.resumed import Restored
 from nanstop.hosts.script.window import (
     BufferGroup,
@@ -23,15 +24,16 @@ from nanstop.hosts.script.window import (
     one_root,
     update_again,
 )
+from nanstop.hosts.sharded.engine import NEEDS_OTHERS, is_engine
 from nanstop.hosts.sharded.models import SharedModels
 from nanstop.hosts.tape.accumulation import accumulation_in
 from nanstop.hosts.tape.taped_micro import TapedMicro
+from nanstop.hosts.tape.tensors import total
 from nanstop.living import living
 from nanstop.measure.followed import Line
 from nanstop.numerics.tensors import by_torch_alone, format_name
 from nanstop.numerics.trained import held_by
 from nanstop.records import LoadFacts, SourceLine
-from nanstop.records.facts import BY_HAND
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import source_line
 
@@ -79,21 +81,23 @@ class Steps:
             self.controller.num_updates = self.updates.get(optimizer, 0) if optimizer else 0
         view = self._view(window, optimizer, parameters)
         self.open(window, view)
+        replicas = self._shared.of_window(window.micros, window.called.values(), optimizer)
         return LoopStep(
             id=self.controller.step_id(),
             view=view,
             facts=self.controller.facts,
-            micros=window.micros or (UnseenMicro(NO_MODEL),),
+            micros=_micros(window, replicas),
             buffers=self._buffers,
             start=window.start,
             apply=partial(update_again, view, window),
-            rates=self.controller.note_rates(optimizer),
+            # Of an engine's update this process has a part: none is made again.
+            rates=() if window.by_engine else self.controller.note_rates(optimizer),
             usual=self.controller.usual_rates,
             past=_PAST if window.is_past else "",
             rewritten_at=lambda: self.written_at() if window.is_rewritten else None,
             without_graph=self.without_graph,
             put_in_eval=self.put_in_eval,
-            replicas=self._shared.of_window(window.micros, window.called.values(), optimizer),
+            replicas=replicas,
         )
 
     def compare(self, window: ScriptWindow) -> None:
@@ -142,8 +146,7 @@ class Steps:
             ranks_agree=self._shared.agree(window.called.values()),
             **self.lines_of(view.optimizer),
             **restored,
-            **({"veto": INSIDE} if window.updated_inside else {}),
-            **({"veto": BY_HAND} if window.by_hand else {}),
+            **({"veto": window.no_veto} if window.no_veto else {}),
             **_scale_to_come(window),
         )
 
@@ -172,6 +175,17 @@ class Steps:
         if key not in self._views:
             self._views = {key: PlainView(one_root(roots, parameters), optimizer, window.scaler)}
         return self._views[key]
+
+
+def _micros(window: ScriptWindow, replicas: Replicas) -> Sequence[Micro]:
+    """Return what of a window can be run again: nothing of an engine that the ranks cannot have
+    alone.
+    """
+    if replicas is not ONE_COPY or not any(map(is_engine, window.called.values())):
+        return window.micros or (UnseenMicro(NO_MODEL),)
+    return (
+        UnseenMicro(NEEDS_OTHERS, total([m.loss for m in window.micros if m.loss is not None])),
+    )
 
 
 def _copied(root: nn.Module) -> LoadFacts | None:

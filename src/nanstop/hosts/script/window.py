@@ -18,6 +18,7 @@ from nanstop.detect.sentinel import norm_of_gradients
 from nanstop.frozen import frozen
 from nanstop.hosts.loop.step import Micro
 from nanstop.hosts.model.view import PlainView
+from nanstop.hosts.sharded.engine import inside_engine
 from nanstop.hosts.tape.tape_calls import variable_names
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.measure.followed import Line
@@ -94,13 +95,13 @@ class ScriptWindow:
 
     ``closed``: an update has ended it. ``called``: the roots as the script calls them, wrapped.
 
-    ``updated_inside``: that update was made by hooks, inside the backward. ``by_hand``: by the
-    script, without an optimizer. ``clips``: what clips the gradients as the script did, in turn.
-    ``sinks``, ``loss_factor``: see ``RunFacts``; ``sink_at``: the line of the first;
-    ``updated_at``: that asks for the update, of the first window. ``applied_scale``: the loss scale
-    that was on the gradients of an update.
-    ``gradients``: marks of them as the last backward or sink left them; ``is_rewritten``: whether
-    the script itself has written to them since then, or before that in this window.
+    ``no_veto``: why that update cannot be left out. ``by_hand``: it is made by the script, without
+    an optimizer; ``by_engine``: by DeepSpeed's engine, as a whole. ``clips``: what clips the
+    gradients as the script did, in turn. ``sinks``, ``loss_factor``: see ``RunFacts``; ``sink_at``:
+    the line of the first; ``updated_at``: that asks for the update, of the first window.
+    ``applied_scale``: the loss scale that was on the gradients of an update. ``gradients``: marks
+    of them as the last backward or sink left them; ``is_rewritten``: whether the script itself has
+    written to them since then, or before that in this window.
     """
 
     micros: list[Micro] = field(default_factory=list)
@@ -114,8 +115,9 @@ class ScriptWindow:
     failed: bool = False
     vetoed: bool = False
     closed: bool = False
-    updated_inside: bool = False
+    no_veto: str = ""
     by_hand: bool = False
+    by_engine: bool = False
     sinks: list[str] = field(default_factory=list)
     sink_at: Line = None
     loss_factor: float | None = None
@@ -215,13 +217,17 @@ def one_root(roots: Sequence[nn.Module], parameters: Sequence[Tensor]) -> nn.Mod
 
 
 def on_one_rank(module: nn.Module) -> nn.Module:
-    """Return the module inside DDP: a replay on one rank must not wait for the others."""
-    return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
+    """Return the module inside DDP or DeepSpeed's engine: a replay on one rank must not wait for
+    the others.
+    """
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        return module.module
+    return inside_engine(module)
 
 
 def inner_module(module: nn.Module) -> nn.Module:
-    """Return the module that the script wrote, inside DDP and ``torch.compile``: findings name
-    its parts.
+    """Return the module that the script wrote, inside DDP, an engine and ``torch.compile``:
+    findings name its parts.
     """
     module = on_one_rank(module)
     return module._modules.get("_orig_mod") or module

@@ -37,6 +37,9 @@ class DdpReplicas:
     def anywhere(self, *, mine: bool) -> bool:
         return mine
 
+    def parts(self) -> dict[str, Tensor]:
+        return {}
+
     def whole(self, ranks: Ranks) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from nanstop.decide.agreement import Ranks
 from nanstop.errors import NanstopError
 
 _MARGIN_SECONDS = 2.0
@@ -78,3 +79,26 @@ class FailureFlags:
                 self._answered.put(bool(flag))
         except Exception as error:
             self._answered.put(error)
+
+
+class ByFlags:
+    """The part of ``Replicas`` by which ranks learn of each other's failures: ``flags``, until one
+    of them is missed.
+    """
+
+    def __init__(self, ranks: Ranks, flags: FailureFlags | None) -> None:
+        self.ranks: Ranks = ranks
+        self._flags = flags
+
+    def failed(self, *, mine: bool) -> bool:
+        return self.anywhere(mine=mine)
+
+    def anywhere(self, *, mine: bool) -> bool:
+        if self._flags is None:
+            return False
+        try:
+            return self._flags.any(mine=mine)
+        except NanstopError as error:
+            self._flags = None
+            self.ranks.leave(error.message)
+            return False

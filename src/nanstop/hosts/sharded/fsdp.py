@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nanstop.decide.agreement import Ranks, on_every_rank
 from nanstop.errors import NanstopError
-from nanstop.hosts.sharded.flags import FailureFlags
+from nanstop.hosts.sharded.flags import ByFlags, FailureFlags
 from nanstop.hosts.sharded.fsdp_parts import FsdpParts, groups_of, state_of, whole_of
 from nanstop.hosts.sharded.store_ranks import StoreRanks
 from nanstop.numerics.host_memory import free_bytes
@@ -21,7 +21,7 @@ from nanstop.records import ReplicaFacts, SourceLine
 _log = logging.getLogger("nanstop")
 
 
-class FsdpReplicas:
+class FsdpReplicas(ByFlags):
     """See ``Replicas``. ``root``: the model that the script calls.
 
     While a failure is looked into each rank has the whole model, and runs it without the others.
@@ -30,23 +30,12 @@ class FsdpReplicas:
     goes_back = False
 
     def __init__(self, root: nn.Module, ranks: StoreRanks, flags: FailureFlags | None) -> None:
-        self.ranks: Ranks = ranks
+        super().__init__(ranks, flags)
         self.is_whole = False
         self._parts = FsdpParts(root)
-        self._flags = flags
 
-    def failed(self, *, mine: bool) -> bool:
-        return self.anywhere(mine=mine)
-
-    def anywhere(self, *, mine: bool) -> bool:
-        if self._flags is None:
-            return False
-        try:
-            return self._flags.any(mine=mine)
-        except NanstopError as error:
-            self._flags = None
-            self.ranks.leave(error.message)
-            return False
+    def parts(self) -> dict[str, Tensor]:
+        return {}
 
     def obstacle(self) -> str:
         if any(getattr(group, "_all_reduce_hook", None) for group in self._parts.groups):

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from nanstop.hosts.replicas import ONE_COPY, Replicas
 from nanstop.hosts.sharded.ddp import DdpReplicas, is_copied_to_all
 from nanstop.hosts.sharded.drift import Drift
+from nanstop.hosts.sharded.engine import Engine, EngineReplicas, is_engine
 from nanstop.hosts.sharded.flags import FailureFlags
 from nanstop.hosts.sharded.fsdp import FsdpReplicas, is_shared_by_all, reduces_parts
 from nanstop.hosts.sharded.fsdp_parts import state_of
@@ -48,8 +49,10 @@ class SharedModels:
         """Return the copies of the models that a window has ``called``, as ``of`` does, if its last
         backward left every rank with the same gradients, of which each makes the update by itself.
         """
+        models = list(called)
         shared = micros and micros[-1].reduced and updates_alone(optimizer)
-        return self.of(called) if shared else ONE_COPY
+        # Every backward of an engine exchanges something, but where it is told not to.
+        return self.of(models) if shared or any(map(is_engine, models)) else ONE_COPY
 
     def agree(self, called: Iterable[nn.Module]) -> bool:
         """Return whether the ranks that train the models can act as one."""
@@ -80,6 +83,8 @@ class SharedModels:
         if isinstance(model, DistributedDataParallel):
             return DdpReplicas(model, self._ranks, self._drift(model))
         self._flags = self._flags or self._ranks.flags()
+        if is_engine(model):
+            return EngineReplicas(model, self._ranks, self._flags)
         return FsdpReplicas(model, self._ranks, self._flags)
 
     def _drift(self, model: nn.Module) -> Drift:
@@ -139,7 +144,7 @@ class Exchangers:
 
 
 def _exchanger_in(module: nn.Module) -> nn.Module:
-    if state_of(module) is not None:
+    if state_of(module) is not None or is_engine(module):
         return module
     for part in module.modules():
         if "_orig_mod" in part._modules:
@@ -157,6 +162,8 @@ def can_agree(model: nn.Module) -> bool:
     """
     if isinstance(model, DistributedDataParallel):
         return is_copied_to_all(model)
+    if is_engine(model):
+        return distributed.is_initialized() and Engine(model).trains_with_all
     return distributed.is_initialized() and is_shared_by_all(model, distributed.get_world_size())
 
 
@@ -169,6 +176,8 @@ def reduces(model: nn.Module) -> bool:
     """Return whether a backward of a call of the model now ends with every rank's gradients."""
     if isinstance(model, DistributedDataParallel):
         return model.require_backward_grad_sync
+    if is_engine(model):
+        return Engine(model).exchanges()
     return reduces_parts(model)
 
 

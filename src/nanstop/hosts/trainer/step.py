@@ -17,6 +17,7 @@ from nanstop.hosts import compat, state_diff
 from nanstop.hosts.ending import Ending
 from nanstop.hosts.replicas import Replicas, is_here
 from nanstop.hosts.run_again import run_again
+from nanstop.hosts.sharded.engine import needs_others
 from nanstop.hosts.sharded.models import SharedModels, reduces
 from nanstop.hosts.tape.loss_tape import LossTape, is_recorded
 from nanstop.hosts.tape.taped_micro import TapedMicro
@@ -105,9 +106,7 @@ class TrainerWindow:
 
 
 class Reentry:
-    """The way back into a trainer's own ``training_step``, with inputs and random state as they
-    were.
-    """
+    """The way back into a trainer's own ``training_step``, inputs and random state as they were."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -325,7 +324,8 @@ class HfStep:
 
     def obstacle(self) -> str:
         """Return why the window cannot be run again, or ""."""
-        return "" if self.window.replayable else _UNPREPARED
+        others = needs_others({micro.model for micro in self.window.micros}, self.replicas)
+        return others if self.window.replayable else _UNPREPARED
 
     def set_rates(self) -> None:
         """Give the optimizer the learning rates that this window had."""

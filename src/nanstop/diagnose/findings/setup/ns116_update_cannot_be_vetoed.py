@@ -2,8 +2,8 @@
 
 ## What happened
 The weights are updated by hooks that run as soon as a gradient is there (LOMO, AdaLOMO, layerwise
-GaLore and Adafactor, `optimizer.step` in a post-accumulate hook), or by an engine (DeepSpeed). When
-the last gradient is known, most weights have moved already.
+GaLore and Adafactor, `optimizer.step` in a post-accumulate hook), or by an engine (DeepSpeed's in a
+Trainer). When the last gradient is known, most weights have moved already.
 
 ## Why it happens
 Such optimizers save the memory of the gradients: of 7e9 parameters in bfloat16, 14 GB. The price is

@@ -26,6 +26,7 @@ from nanstop.hosts.sharded.models import Exchangers, reduces
 from nanstop.hosts.tape.given_weights import inside_transform
 from nanstop.hosts.tape.left_behind import LeftBehind
 from nanstop.hosts.tape.tape import Tape
+from nanstop.hosts.tape.tape_calls import Cuts
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.gradient_accounts import GradientAccounts
@@ -87,10 +88,10 @@ class LoopState:
         Not paused, not in a model call, a backward, a transform or a worker.
         """
         return (
-            not (self.paused or self._is_left)
+            not torch.compiler.is_compiling()  # before what a compiler cannot look into
+            and not (self.paused or self._is_left)
             and self.thread in (None, threading.get_ident())
             and get_worker_info() is None
-            and not torch.compiler.is_compiling()
             and not inside_transform()
         )
 
@@ -183,6 +184,12 @@ class LoopState:
     def ignore_writes(self) -> None:
         """Note no lines that write to gradients: torch, a model or nanstop itself is at work."""
         self._writes.stop()
+
+    def compiles(self) -> None:
+        """Record no ops from here on: the script compiles functions, which must not see a tape."""
+        self.compiles_functions = True
+        if self.idle:
+            self.leave()
 
     def leave(self) -> None:
         """Leave the stack of function modes: whoever goes on here has no part in the loop."""
@@ -325,6 +332,7 @@ class LoopState:
     def _new_tape(self, device: str) -> Tape:
         tape = Tape(device, self.on_error)
         tape.on_number, tape.on_write, tape.left = self.on_number, self._keep, self._left
+        tape.cuts = Cuts() if self.by_hand else None
         return tape
 
     def _keep(self, written: Tensor) -> None:

@@ -194,22 +194,39 @@ def scale_by_hand(losses: Sequence[Tensor]) -> float | None:
     return None
 
 
+def beside(window: ScriptWindow, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return what is trained and no part of the models that were called: all of it where none was,
+    and what a loop without an optimizer updates or gives to a model for its own weights.
+    """
+    if not window.roots:
+        return parameters
+    taped = [micro for micro in window.micros if isinstance(micro, TapedMicro)]
+    if not window.by_hand and not any(micro.gives_weights for micro in taped):
+        return ()
+    own = {id(p) for root in window.roots.values() for p in root.parameters()}
+    return [p for p in parameters if id(p) not in own]
+
+
 def one_root(roots: Sequence[nn.Module], parameters: Sequence[Tensor]) -> nn.Module:
-    """Return the model, or a holder of several; where none was seen, a holder of the parameters."""
-    if len(roots) == 1:
+    """Return the model, or a holder of several and of ``parameters``. A single model's parts have
+    the names there that they have in it.
+    """
+    if len(roots) == 1 and not parameters:
         return roots[0]
     holder = nn.Module()
-    for root in roots:
+    if len(roots) == 1:
+        for kind in ("_modules", "_parameters", "_buffers"):
+            vars(holder)[kind].update(vars(roots[0])[kind])
+    for root in roots if len(roots) > 1 else ():
         name = type(root).__name__
         taken = sum(key.startswith(name) for key in holder._modules)
         holder._modules[f"{name}{taken or ''}"] = root
-    if not roots:
-        called = variable_names()
-        for place, parameter in enumerate(parameters):
-            name = called.get(id(parameter), "").replace(".", "_")
-            free = name and name not in holder._parameters
-            bare: Any = parameter
-            holder._parameters[name if free else f"p{place}"] = bare
+    called = variable_names() if parameters else {}
+    for place, parameter in enumerate(parameters):
+        name = called.get(id(parameter), "").replace(".", "_")
+        free = name and name not in holder._parameters
+        bare: Any = parameter
+        holder._parameters[name if free else f"p{place}"] = bare
     return holder
 
 

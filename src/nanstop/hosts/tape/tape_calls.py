@@ -66,6 +66,48 @@ class Constant:
         return self.unrepeated and has_bad(self.tensor)
 
 
+@dataclass(slots=True, eq=False)
+class Cut(Constant):
+    """A tensor whose graph began before the tape, by a leaf that holds the same values.
+
+    ``is_end``: no gradient is asked for that goes further back than to it.
+    """
+
+    is_end: bool = False
+
+
+class Cuts:
+    """Leaves that stand for tensors with an earlier graph, in a loop without an optimizer."""
+
+    def __init__(self) -> None:
+        self._leaves: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        self._made: list[Cut] = []
+
+    def of(self, tensor: Tensor) -> Cut:
+        """Return what stands for a tensor with an earlier graph."""
+        cut = Cut(self.leaf(tensor), version(tensor))
+        self._made.append(cut)
+        return cut
+
+    def ask(self, inputs: Iterable[Tensor]) -> None:
+        """Note of what gradients are asked for: those of a leaf may come from an earlier graph."""
+        asked = list(inputs)
+        ends = {id(self.leaf(tensor)) for tensor in asked}
+        is_later = not any(tensor.is_leaf for tensor in asked)
+        for cut in self._made:
+            cut.is_end |= is_later or id(cut.tensor) in ends
+
+    def leaf(self, tensor: Tensor) -> Tensor:
+        """Return a tensor itself if it is a leaf, else the one that stands for it."""
+        if tensor.is_leaf:
+            return tensor
+        known = self._leaves.get(id(tensor))
+        if known is None or known[0]() is not tensor:
+            known = weakref.ref(tensor), tensor.detach().requires_grad_()
+            self._leaves[id(tensor)] = known
+        return known[1]
+
+
 class EarlierGraph:
     """Stands for a tensor whose graph began before the tape."""
 
@@ -134,7 +176,8 @@ class TapedCall:
     @property
     def obstacle(self) -> str:
         """Why the call cannot be made again, or ""."""
-        if any(True for _ in self.held(EarlierGraph)):
+        ends = all(cut.is_end for cut in self.held(Cut))
+        if not ends or any(True for _ in self.held(EarlierGraph)):
             return "the loss or an input of the model comes from ops that were not recorded"
         if any(constant.moved for constant in self.held(Constant)):
             return "an input was changed in place after the forward"

@@ -349,13 +349,15 @@ class FailureOrigin:
 
     def _vanished(self, event: OpEvent) -> OpEvent | None:
         """Return what should have kept the op's divisor from 0 and is rounded to 0 itself, or has
-        rounded to 0 what the op takes the logarithm of, or the derivative at.
+        rounded to 0 what the op takes the logarithm of, or the derivative at (a hook's, it may be).
         """
         op, divisor = self.trace.ops[event.index], self.divisor(event)
-        found = dataflow.vanished_number(self.trace, divisor) if divisor is not None else None
+        found = None if divisor is None else dataflow.vanished_number(self.trace, divisor)
         of = self.trace.ops[op.made_by] if op.made_by is not None else op
         if (event.name in LOGARITHMS or of is not op) and of.inputs:
             found = dataflow.rounded_to_zero(self.trace, of.inputs[0])
+        if found is None and divisor is not None and of is not op:
+            found = dataflow.rounded_to_zero(self.trace, divisor)
         return self.event(found) if found is not None else None
 
     def _counted(self, event: OpEvent) -> tuple[str, ...]:
@@ -395,6 +397,4 @@ def _light_stats(value: Value, seen: slicing.Range) -> TensorStats:
 
 
 def _kind_of(seen: slicing.Range) -> FailureKind:
-    if seen.has_nan:
-        return "nan"
-    return "+inf" if seen.high == math.inf else "-inf"
+    return "nan" if seen.has_nan else "+inf" if seen.high == math.inf else "-inf"

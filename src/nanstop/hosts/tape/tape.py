@@ -37,7 +37,7 @@ from nanstop.hosts.tape.tape_functions import (
     NUMBERS,
     PLAIN,
 )
-from nanstop.hosts.tape.tensors import autocast_state
+from nanstop.hosts.tape.tensors import autocast_state, saved_hooks
 from nanstop.hosts.tape.unrepeated import Unrepeated
 from nanstop.numerics.tensors import by_torch_alone, is_in_place, tensors, version
 from nanstop.replay.function_modes import OwnMode, is_crowded, is_on, put_on, take_off
@@ -288,7 +288,7 @@ class Tape(OwnMode):
         line = None if frame is None else (frame.f_code, frame.f_lineno)
         state = autocast_state(self.device)
         call = TapedCall(function, *noted, state, grad, line, None, self._count, outer=outer)
-        call.instruction = -1 if frame is None else frame.f_lasti
+        call.instruction, call.hooks = -1 if frame is None else frame.f_lasti, saved_hooks()
         if len(self.calls) < MAX_CALLS:
             self.calls.append(call)  # before the call: one that raises is repeated, too
         else:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from nanstop.errors import NanstopError
 from nanstop.hosts.tape.numbers import Number
-from nanstop.hosts.tape.tensors import Autocast, in_autocast
+from nanstop.hosts.tape.tensors import Autocast, SavedHooks, in_autocast, in_hooks
 from nanstop.numerics.tensors import has_bad, tensors, version
 from nanstop.own_code import is_wrapper
 from nanstop.replay.rng import RngState, restore_rng
@@ -146,6 +146,7 @@ class TapedCall:
     ``foreign``: what it changed that cannot be put back. ``keep``: needed whatever uses its results
     (``backward``). ``outer``: no result of a model is among its operands, nor anything made of one.
     ``scalar``: its result is one number. ``instruction``: of the line's code, that made it.
+    ``hooks``: of the script's own on what autograd saves.
     """
 
     function: Callable[..., Any]
@@ -163,6 +164,7 @@ class TapedCall:
     outer: bool = False
     scalar: bool = False
     instruction: int = -1
+    hooks: SavedHooks | None = None
 
     @property
     def results(self) -> range:
@@ -185,12 +187,17 @@ class TapedCall:
             return "what is not finite was made by a call that cannot be made again: it may draw"
         return self.foreign
 
-    def play(self, values: dict[int, Tensor], replaced: Mapping[int, Tensor]) -> None:
-        """Make the call again and put its results into ``values``."""
+    def play(
+        self, values: dict[int, Tensor], replaced: Mapping[int, Tensor], *, hooked: bool = False
+    ) -> None:
+        """Make the call again and put its results into ``values``; ``hooked``: under its hooks on
+        what autograd saves.
+        """
         if self.rng is not None:
             restore_rng(self.rng)
         args, kwargs = filled(self.args, values, replaced), filled(self.kwargs, values, replaced)
-        with torch.set_grad_enabled(self.grad), in_autocast(self.autocast):
+        hooks = in_hooks(self.hooks if hooked else None)
+        with torch.set_grad_enabled(self.grad), in_autocast(self.autocast), hooks:
             result = relay(self.line, self.instruction)(self.function, args, kwargs)
         for place, tensor in enumerate(tensors(result)):
             values[self.first + place] = tensor

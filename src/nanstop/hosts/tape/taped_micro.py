@@ -22,7 +22,7 @@ from nanstop.hosts.tape.tape_calls import (
     leaves,
     variable_names,
 )
-from nanstop.hosts.tape.tensors import total
+from nanstop.hosts.tape.tensors import SavedHooks, total
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.followed import Line
 from nanstop.own_code import is_of_library
@@ -40,6 +40,7 @@ class TapedMicro:
 
     The latter have the names of the script's variables, as they are when the batch is first asked
     for. ``gives_weights``: whether a model was called with weights that are not its own.
+    ``is_hooked``: whether it is run again under ``hooks``.
     """
 
     def __init__(self, tape: Tape, rng: RngState, marks: WeightMarks | None = None) -> None:
@@ -49,7 +50,7 @@ class TapedMicro:
         self.reduced = False
         self.reason = ""
         self._marks = marks or WeightMarks()
-        self.gives_weights = False
+        self.gives_weights = self.is_hooked = False
         self._at_backward: list[Any] = []
         self._asked: dict[int, Tensor] = {}
         self._gives: list[tuple[Tensor, int]] = []
@@ -68,6 +69,15 @@ class TapedMicro:
             slot = self.tape.slot(tensor)
             if slot is not None:
                 self._asked[slot] = tensor.detach()
+
+    @property
+    def hooks(self) -> list[SavedHooks]:
+        """The script's own hooks on what autograd saves for its backward, each once: not those of a
+        library, whose state is not put back.
+        """
+        found = list(dict.fromkeys(call.hooks for call in self.tape.needed() if call.hooks))
+        own = [not any(map(is_of_library, pair)) for pair in found]
+        return found if all(own) else []
 
     @property
     def is_asked(self) -> bool:
@@ -216,7 +226,7 @@ class TapedMicro:
         needed = self.tape.needed()
         with _put_back(needed):
             for call in needed:
-                call.play(values, replaced)
+                call.play(values, replaced, hooked=self.is_hooked)
         for leaf, slot in self._gives:
             gradient = values[slot].detach()
             leaf.grad = gradient.clone() if leaf.grad is None else leaf.grad + gradient

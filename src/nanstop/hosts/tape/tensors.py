@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -30,3 +30,21 @@ def in_autocast(state: Autocast) -> AbstractContextManager[Any]:
     if autocast_state(device) == state:
         return nullcontext()
     return torch.autocast(device, dtype=dtype, enabled=enabled)
+
+
+SavedHooks = tuple[Callable[..., Any], Callable[..., Any]]
+"""What packs a tensor that autograd saves, and what unpacks it for the backward."""
+
+_top_hooks: Any = getattr(
+    getattr(torch._C, "_autograd", None), "_top_saved_tensors_default_hooks", None
+)
+
+
+def saved_hooks() -> SavedHooks | None:
+    """Return the hooks that a script has on what is saved now, None without any."""
+    return _top_hooks(True) if _top_hooks is not None else None
+
+
+def in_hooks(hooks: SavedHooks | None) -> AbstractContextManager[Any]:
+    """Return a context in which a script's hooks see what is saved."""
+    return nullcontext() if hooks is None else torch.autograd.graph.saved_tensors_hooks(*hooks)

@@ -159,6 +159,20 @@ class LoopStep:
             return ""
         return f"only under the script's own hooks on what autograd saves ({lines[0].short})"
 
+    @contextmanager
+    def made_anew(self) -> Iterator[None]:
+        """Have runs inside make again what the script made of its models before it called one for
+        its loss, instead of taking it as it is.
+        """
+        taped: Any = [micro for micro in self.micros if hasattr(micro, "is_anew")]
+        for micro in taped:
+            micro.is_anew = True
+        try:
+            yield
+        finally:
+            for micro in taped:
+                micro.is_anew = False
+
     def cuts(self) -> list[Line]:
         """Return the lines at which the first micro-batch leaves its graph, as far as its calls
         were recorded. Undone.

@@ -369,9 +369,9 @@ class Tape(OwnMode):
         # A container of another class is kept whole, unless results of the tape are in it.
         return HISTORY if any(t.grad_fn is not None for t in tensors(value)) else value
 
-    def needed(self) -> list[TapedCall]:
-        """Return, in order, the calls that the losses depend on."""
-        return calls_for((*self.losses, *self.asked), self.calls, self._first_of_model or 0)
+    def needed(self, **how: bool) -> list[TapedCall]:
+        """Return, in order, the calls that the losses depend on; ``how``: see ``calls_for``."""
+        return calls_for((*self.losses, *self.asked), self.calls, self._first_of_model or 0, **how)
 
     def start(self) -> bool:
         """Record ops from here on: not where the script has a function mode of its own."""

@@ -40,7 +40,8 @@ class TapedMicro:
 
     The latter have the names of the script's variables, as they are when the batch is first asked
     for. ``gives_weights``: whether a model was called with weights that are not its own.
-    ``is_hooked``: whether it is run again under ``hooks``.
+    ``is_hooked``: whether it is run again under ``hooks``; ``is_anew``: with what the script made
+    before its first model call.
     """
 
     def __init__(self, tape: Tape, rng: RngState, marks: WeightMarks | None = None) -> None:
@@ -50,7 +51,7 @@ class TapedMicro:
         self.reduced = False
         self.reason = ""
         self._marks = marks or WeightMarks()
-        self.gives_weights = self.is_hooked = False
+        self.gives_weights = self.is_hooked = self.is_anew = False
         self._at_backward: list[Any] = []
         self._asked: dict[int, Tensor] = {}
         self._gives: list[tuple[Tensor, int]] = []
@@ -223,7 +224,7 @@ class TapedMicro:
     def rerun(self, batch: Batch | None) -> Tensor:
         replaced = self._replaced(batch)
         values: dict[int, Tensor] = {}
-        needed = self.tape.needed()
+        needed = self.tape.needed(anew=self.is_anew)
         with _put_back(needed):
             for call in needed:
                 call.play(values, replaced, hooked=self.is_hooked)

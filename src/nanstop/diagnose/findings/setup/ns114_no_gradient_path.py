@@ -27,7 +27,8 @@ A part that is cut off alone is told after 8 updates without a gradient of it, w
 another one with other values of it, in a micro-batch that is run again, or where its module is only
 run under `no_grad`; what nothing hangs on (a pooler) or somebody else moves (an average) is not. So
 is an optimizer none of whose parameters ever had a gradient, up to update 8: that of a generator
-whose samples were detached.
+whose samples were detached. Behind `torch.round` or a sign, whose derivative is 0, gradients are
+there and hold nothing but zeros: told where they come with that operation passed by.
 
 ## Example
 ```python

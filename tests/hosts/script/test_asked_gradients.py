@@ -278,3 +278,23 @@ for step in range(3):
     watched = run_script(tmp_path / "watched.py", HEAD + source, session)
     assert watched["losses"] == plain["losses"]
     assert not session.steps
+
+
+def test_an_input_that_has_a_gradient_is_no_weight(tmp_path):
+    source = """
+net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+losses = []
+for step in range(12):
+    x = torch.rand(6, 2).requires_grad_()
+    slope = torch.autograd.grad(net(x).sum(), x, create_graph=True)[0]
+    loss = (slope - 1.0).square().mean() + net(x).square().mean()
+    loss.backward()
+    with torch.no_grad():
+        for p in net.parameters():
+            p -= 0.1 * p.grad
+            p.grad = None
+    losses.append(loss.item())
+"""
+    watched, news = investigated(tmp_path / "watched.py", HEAD + source)
+    assert [type(one) for one in news] == [RunEnd]
+    assert watched["losses"] == run_script(tmp_path / "plain.py", HEAD + source)["losses"]

@@ -109,6 +109,7 @@ class Asks:
 
     def _judge_asked(self, micro: TapedMicro | None, asked: Asked, given: Given) -> None:
         leaves, window = [leaf for leaf, _ in given], self._state.window
+        window.is_asked = True
         if not asked.keeps:
             if micro is not None:
                 self._close_by(micro, asked, given)

@@ -94,12 +94,12 @@ class ScriptWindow:
     ``closed``: an update has ended it. ``called``: the roots as the script calls them, wrapped.
 
     ``updated_inside``: that update was made by hooks, inside the backward. ``by_hand``: by the
-    script, without an optimizer. ``clips``: what clips the gradients as the script did, in turn.
-    ``sinks``, ``loss_factor``: see ``RunFacts``; ``sink_at``: the line of the first;
-    ``updated_at``: that asks for the update, of the first window. ``applied_scale``: the loss scale
-    that was on the gradients of an update.
-    ``gradients``: marks of them as the last backward or sink left them; ``is_rewritten``: whether
-    the script itself has written to them since then, or before that in this window.
+    script, without an optimizer; ``is_asked``: of gradients that it has asked for. ``clips``: what
+    clips the gradients as the script did, in turn. ``sinks``, ``loss_factor``: see ``RunFacts``;
+    ``sink_at``: the line of the first; ``updated_at``: that asks for the update, of the first
+    window. ``applied_scale``: the loss scale that was on the gradients of an update. ``gradients``:
+    marks of them as the last backward or sink left them; ``is_rewritten``: whether the script
+    itself has written to them since then, or before that in this window.
     """
 
     micros: list[Micro] = field(default_factory=list)
@@ -115,6 +115,7 @@ class ScriptWindow:
     closed: bool = False
     updated_inside: bool = False
     by_hand: bool = False
+    is_asked: bool = False
     sinks: list[str] = field(default_factory=list)
     sink_at: Line = None
     loss_factor: float | None = None
@@ -196,15 +197,17 @@ def scale_by_hand(losses: Sequence[Tensor]) -> float | None:
 
 def beside(window: ScriptWindow, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return what is trained and no part of the models that were called: all of it where none was,
-    and what a loop without an optimizer updates or gives to a model for its own weights.
+    else what a loop without an optimizer asks for gradients of, and weights that are given to a
+    model for its own. An input that has a gradient as well is none.
     """
     if not window.roots:
         return parameters
     taped = [micro for micro in window.micros if isinstance(micro, TapedMicro)]
-    if not window.by_hand and not any(micro.gives_weights for micro in taped):
+    given = {id(one) for micro in taped if micro.gives_weights for one in micro.given_weights()}
+    if not given and not window.is_asked:
         return ()
     own = {id(p) for root in window.roots.values() for p in root.parameters()}
-    return [p for p in parameters if id(p) not in own]
+    return [p for p in parameters if id(p) not in own and (window.is_asked or id(p) in given)]
 
 
 def one_root(roots: Sequence[nn.Module], parameters: Sequence[Tensor]) -> nn.Module:

@@ -207,6 +207,11 @@ class TapedMicro:
         calls = self.tape.calls
         return next((call for call in calls if call.rng is not None), calls[0]).autocast
 
+    def given_weights(self) -> list[Tensor]:
+        """Return the weights that models were called with, and that are not their own."""
+        given = [call.kwargs[WEIGHTS] for call in self.tape.calls if WEIGHTS in call.kwargs]
+        return [constant.tensor for constant in leaves(given, kind=Constant)]
+
     def trained(self) -> list[Tensor]:
         """Return the tensors that its backward may have given a gradient, each once."""
         held = [p for model in self._models() for p in model.parameters() if p.requires_grad]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,14 +36,29 @@ def in_autocast(state: Autocast) -> AbstractContextManager[Any]:
 SavedHooks = tuple[Callable[..., Any], Callable[..., Any]]
 """What packs a tensor that autograd saves, and what unpacks it for the backward."""
 
-_top_hooks: Any = getattr(
-    getattr(torch._C, "_autograd", None), "_top_saved_tensors_default_hooks", None
-)
+
+def _reader() -> Callable[[], SavedHooks | None]:
+    """Return what reads the innermost hooks: torch has no public name for it, and older versions
+    no argument.
+    """
+    read: Any = getattr(
+        getattr(torch._C, "_autograd", None), "_top_saved_tensors_default_hooks", None
+    )
+    for each in (partial(read, True), read) if read is not None else ():
+        try:
+            each()
+        except TypeError:
+            continue
+        return each
+    return lambda: None
+
+
+_top_hooks = _reader()
 
 
 def saved_hooks() -> SavedHooks | None:
     """Return the hooks that a script has on what is saved now, None without any."""
-    return _top_hooks(True) if _top_hooks is not None else None
+    return _top_hooks()
 
 
 def in_hooks(hooks: SavedHooks | None) -> AbstractContextManager[Any]:

@@ -239,7 +239,9 @@ def _compile(original: Any, model: Any = None, **options: Any) -> Any:
     if is_function and (getattr(model, "__module__", None) or "").partition(".")[0] != _KERNELS:
         _compiles_functions = True
         if _loops is not None:
-            _loops.state.compiles()
+            _loops.state.compiles_functions = True
+            if _loops.state.idle:
+                _loops.state.leave()
     return original(model, **options)
 
 

@@ -185,12 +185,6 @@ class LoopState:
         """Note no lines that write to gradients: torch, a model or nanstop itself is at work."""
         self._writes.stop()
 
-    def compiles(self) -> None:
-        """Record no ops from here on: the script compiles functions, which must not see a tape."""
-        self.compiles_functions = True
-        if self.idle:
-            self.leave()
-
     def leave(self) -> None:
         """Leave the stack of function modes: whoever goes on here has no part in the loop."""
         self.drop()
@@ -290,9 +284,7 @@ class LoopState:
         return self.micro
 
     def begin_without_model(self, losses: list[Tensor]) -> TapedMicro | None:
-        """Return the micro-batch of losses that were made of bare tensors alone, None where what
-        made them was not recorded.
-        """
+        """Return the micro-batch of losses of bare tensors alone, None where it was not seen."""
         tape = self._early
         if tape is None or tape.problem or tape.lingers:
             return None

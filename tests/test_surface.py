@@ -128,7 +128,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "f0d5ab879a0d51ac")
+REPORT_FORM = (1, "49a1b88d6ccec859")
 
 
 def test_names():

@@ -262,6 +262,7 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     from nanstop.detect.objective.groups import Groups, lone_rows
     from nanstop.detect.objective.inputs import objective_rows
     from nanstop.detect.objective.labels import Picks, misaligned_rows
+    from nanstop.detect.objective.one_policy import OnePolicy, apart_rows
     from nanstop.detect.objective.padded_labels import padded_labels
     from nanstop.detect.objective.padding import Masks, hidden_texts
     from nanstop.detect.objective.pairs import Pairs, paired_rows
@@ -273,8 +274,8 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
 
     differences, counts, picks = Cancellations(), WholeNumbersInHalf(), Picks()
     ratios, pooling, sums, pairs, masks = Ratios(), Pooling(step), RunningSums(), Pairs(), Masks()
-    groups = Groups()
-    seen = (differences, counts, picks, ratios, pooling, sums, pairs, masks, groups, *looks)
+    groups, policy = Groups(), OnePolicy()
+    seen = (differences, counts, picks, ratios, pooling, sums, pairs, masks, groups, policy, *looks)
     rows = objective_rows(step, 0, *seen)
     rows += misaligned_rows(step, picks) + paired_rows(step, pairs) + lone_rows(step, groups)
     rows += hidden_texts(step, picks, masks) + padded_labels(step, picks)
@@ -282,7 +283,7 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     return {
         **coarse,
         **pooled_rows(step, pooling),
-        "ratios": ratio_rows(step, ratios),
+        "ratios": ratio_rows(step, ratios) + apart_rows(step, policy),
         "objective": rows,
         "are_all_zero": bool(rows) and _are_zero(step.view),
         "cancelled": cancelled_rows(step, differences.found),

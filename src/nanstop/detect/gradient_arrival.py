@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 from torch import Tensor
 
+from nanstop.detect.objective.flat_steps import FlatSteps, passed_by
 from nanstop.diagnose.findings.setup.ns114_no_gradient_path import is_mostly_unreached
 from nanstop.living import living
 from nanstop.numerics.tensors import version
@@ -178,17 +179,27 @@ class NeverReached:
         self._held: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self.due: list[Tensor] = []
         """What the present window should be run again for."""
+        self.flat: list[Tensor] = []
+        """What has had gradients of zeros alone, which it should be run again for, too."""
+        self._flat_steps = FlatSteps()
         self._told = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the present window should be run again."""
+        return bool(self.due or self.flat)
 
     def note(self, step: Step, number: int) -> None:
         """Note that update ``number``, from 0 on, of the step's optimizer, or of a script that has
-        none, is near: not for those after ``MOST_UPDATES``. No device work; after the first none
-        for what has had a gradient.
+        none, is near: not for those after ``MOST_UPDATES``. No device work but that of
+        ``FlatSteps``; after the first none for what has had a gradient.
         """
-        self.due = []
+        self.due, self.flat = [], []
         if self._told:
             return
         optimizer: Any = step.view.optimizer or step.view.root
+        if step.view.optimizer is not None and not step.calls_script:
+            self.flat = self._flat_steps.note(optimizer, held_by(optimizer), number)
         known = self._waiting.get(optimizer)
         if known is None:
             held = held_by(step.view.optimizer) or [*step.view.root.parameters()]
@@ -204,11 +215,25 @@ class NeverReached:
         if is_time and 0 < len(waiting) < self._held[optimizer] and not step.calls_script:
             self.due = [p for p, _ in waiting]
 
-    def take(self, step: Step) -> tuple[tuple[str, ...], str, str]:
-        """Return the names of what is cut off, the line that runs it without a graph, and the one
-        at which the loss leaves its graph; "" where that is not known.
+    def take(self, step: Step, path: GradientPath) -> GradientPath | None:
+        """Return with ``path`` what is cut off, None where nothing is.
 
         Undone bitwise; raises what the step raises. Synchronises the device.
+        """
+        cut, line, lost = self._cut_off(step)
+        if cut:
+            return replace(path, cut=cut, cut_at=line, lost_at=lost)
+        flat, self.flat = self.flat, []
+        behind, line = passed_by(step, flat) if _matters(step, flat) else ([], "")
+        if not behind:
+            return None
+        self._told = True
+        names = {id(p): name for name, p in step.view.root.named_parameters()}
+        return replace(path, behind=tuple(names.get(id(p), "?") for p in behind), flat_at=line)
+
+    def _cut_off(self, step: Step) -> tuple[tuple[str, ...], str, str]:
+        """Return the names of what is cut off, the line that runs it without a graph, and the one
+        at which the loss leaves its graph; "" where that is not known.
         """
         names = {id(p): name for name, p in step.view.root.named_parameters()}
         if step.view.optimizer is None:  # of bare tensors: the places of a holder are no names

@@ -31,6 +31,7 @@ _CHOICES: Kinds = frozenset({"chosen", "ratio"})
 _EXPONENTIALS = frozenset({"exp", "exp2", "_softmax", "softmax", "sigmoid"})
 _UNBOUNDED = frozenset({"exp", "exp2", "expm1", "sinh", "cosh"})
 _PRODUCTS = frozenset({"mul", "div", "pow", "square", "prod"})
+_CASTS = frozenset({"_to_copy"})
 _SUMS = frozenset({"sum", "mean", "add", "mm", "bmm", "mv", "dot", "addmm"})
 _CHECK = "_linalg_check_errors"
 _WEIGHS = frozenset({"mul", "dot", "mv", "mm", "bmm"})
@@ -91,8 +92,8 @@ def vanished_number(trace: Trace, divisor: Value, *, limit: int = 8) -> int | No
 
 def rounded_to_zero(trace: Trace, value: Value, *, limit: int = 32) -> int | None:
     """Return the op that made 0 of what is not 0, before a value that holds zeros: an exponential
-    of finite numbers, a product of numbers above 0, a power of one tensor that is all 0. None where
-    there is no such op, followed through sums and products of what is 0 at least.
+    of finite numbers, a product or a cast of numbers above 0, a power of one tensor that is all 0.
+    None where there is no such op, followed through sums and products of what is 0 at least.
     """
     queue, seen = deque(writers(trace, value)), set[int]()
     while queue and len(seen) < limit:
@@ -106,7 +107,9 @@ def rounded_to_zero(trace: Trace, value: Value, *, limit: int = 32) -> int | Non
         read = [range_of(trace, one) for one in op.inputs if one.slot >= 0]
         if base in _EXPONENTIALS and not any(one.is_bad for one in read):
             return index
-        if base in _PRODUCTS and (_is_of_positive(trace, op) or _is_square_of_small(trace, op)):
+        if base in _PRODUCTS | _CASTS and _is_of_positive(trace, op):
+            return index
+        if base in _PRODUCTS and _is_square_of_small(trace, op):
             return index
         if base in _PRODUCTS | _SUMS | KEEPS:
             queue.extend(writer for one in op.inputs for writer in writers(trace, one))

@@ -354,13 +354,15 @@ class FailureOrigin:
 
     def _vanished(self, event: OpEvent) -> OpEvent | None:
         """Return what should have kept the op's divisor from 0 and is rounded to 0 itself, or has
-        rounded to 0 what the op takes the logarithm of, or the derivative at.
+        rounded to 0 what the op takes the logarithm of, or the derivative at (a hook's, it may be).
         """
         op, divisor = self.trace.ops[event.index], self.divisor(event)
-        found = dataflow.vanished_number(self.trace, divisor) if divisor is not None else None
+        found = None if divisor is None else dataflow.vanished_number(self.trace, divisor)
         of = self.trace.ops[op.made_by] if op.made_by is not None else op
         if (event.name in LOGARITHMS or of is not op) and of.inputs:
             found = dataflow.rounded_to_zero(self.trace, of.inputs[0])
+        if found is None and divisor is not None and of is not op:
+            found = dataflow.rounded_to_zero(self.trace, divisor)
         return self.event(found) if found is not None else None
 
     def _counted(self, event: OpEvent) -> tuple[str, ...]:

@@ -129,12 +129,18 @@ class ObjectiveRow:
 class RatioRow:
     """An exponential of the difference of two models' log-probabilities. ``largest``: of one
     element.
+
+    ``is_of_one``: both sides are of one model, of the same weights and tokens; ``largest`` is how
+    far apart they are then, in nats a token on average, and ``read_elsewhere`` are tables that one
+    side has read at other places.
     """
 
     op: str
     module: str
     largest: float
     line: str = ""
+    is_of_one: bool = False
+    read_elsewhere: tuple[str, ...] = ()
 
 
 @record

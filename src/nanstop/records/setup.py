@@ -177,6 +177,8 @@ class GradientPath:
     where none was run. ``cut``: tensors that an optimizer holds and that got no gradient in its
     first updates although the loss depends on them, or whose module is only run without a graph;
     ``cut_at``: FILE:LINE of that. ``lost_at``: FILE:LINE of what leaves the graph, where one does.
+    ``behind``: tensors whose gradients were zeros in its first updates, and are none with the
+    operation at ``flat_at`` (FILE:LINE) passed by, whose derivative is 0.
     ``replaced``: parameters with gradients that are in no optimizer and have taken the place of
     those that it holds, later than update ``replaced_after``.
     """
@@ -192,5 +194,7 @@ class GradientPath:
     cut: tuple[str, ...] = ()
     cut_at: str = ""
     lost_at: str = ""
+    behind: tuple[str, ...] = ()
+    flat_at: str = ""
     replaced: tuple[str, ...] = ()
     replaced_after: int = 0

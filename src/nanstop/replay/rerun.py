@@ -232,6 +232,7 @@ def rerun(
         digest=runs[0].digest,
         eager=_eager(step, micro, update=update),
         seconds=sum(run.seconds for run in runs),
+        note=getattr(step, "condition", ""),
     )
 
 

@@ -145,7 +145,7 @@ class Looks:
     def due(self, step: int) -> bool:
         """Return whether ``again`` has something to look at in a step."""
         facts, still = self._run.facts, self._standstill
-        if self._never.due or (still.num_zero and still.due(facts)):
+        if self._never.is_due or (still.num_zero and still.due(facts)):
             return True
         if is_early(step) and self._ranges.due(step):
             return True
@@ -180,10 +180,9 @@ class Looks:
             path, zeros = facts.gradient_path, stuck(step) if elsewhere > 0.0 else ()
             if path is not None and zeros:
                 self._learned(at=step.id, gradient_path=replace(path, stuck=zeros))
-        if self._never.due and facts.gradient_path is not None:
-            cut, line, lost = self._never.take(step)
-            path = replace(facts.gradient_path, cut=cut, cut_at=line, lost_at=lost)
-            self._learned(at=step.id, **({"gradient_path": path} if cut else {}))
+        if self._never.is_due and facts.gradient_path is not None:
+            path = self._never.take(step, facts.gradient_path)
+            self._learned(at=step.id, **({} if path is None else {"gradient_path": path}))
         if self._early.due(step.id.step, facts):
             self._look(lambda: self._early.again(step, facts))
         return place

@@ -113,6 +113,8 @@ class ModuleRanges:
             self._inside = torch.is_grad_enabled()
 
     def _left(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():  # a graph is to have none of this
+            return
         name = self._names.get(id(module))
         wanted = self._inside or torch.is_grad_enabled()
         if name is not None and wanted:

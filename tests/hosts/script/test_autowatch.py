@@ -823,7 +823,7 @@ for step in range(4):
     assert session.found[0].line == "loss = torch.sqrt(scale)"
 
 
-def test_gradients_made_without_backward_are_held_back_and_recorded(script):
+def test_gradients_of_an_unknown_origin_are_held_back_and_recorded(script):
     source = (
         HEAD
         + """
@@ -832,7 +832,7 @@ optimizer = torch.optim.SGD(net.parameters(), 0.1)
 for step in range(3):
     loss = net(torch.randn(8, 4)).square().mean() / (step != 1)
     for p, grad in zip(net.parameters(), torch.autograd.grad(loss, list(net.parameters()))):
-        p.grad = grad
+        p.grad = torch.from_numpy(grad.numpy().copy())
     optimizer.step()
 """
     )

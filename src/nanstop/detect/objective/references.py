@@ -111,7 +111,7 @@ class OwnReference:
         self._num_times += 1
         if self._num_times < LEAST_TIMES:
             self.next = step.id.step + 1
-            self._first = first or [(p, p.detach().clone()) for p in _last_trained(step)]
+            self._first = first or [(p, p.detach().clone()) for p in last_trained(step)]
             return ()
         if not _follows(step, found, first):
             return ()
@@ -152,25 +152,26 @@ def _follows(step: Step, differences: list[int], first: list[tuple[Tensor, Tenso
     """Return whether the reference has the policy's weights as they are now: it has others where
     the policy is given others, or is not what the policy was the first time.
     """
-    others = [(p, p.detach() + noise) for p, noise in noises(_last_trained(step), FAR)]
+    others = [(p, p.detach() + noise) for p, noise in noises(last_trained(step), FAR)]
     return _are_zero(step, differences, others) or not _are_zero(step, differences, first)
 
 
 def _are_zero(step: Step, differences: list[int], weights: list[tuple[Tensor, Tensor]]) -> bool:
     look = Equals()
-    with step.isolated(), _written(weights), SecondRun(look):
+    with step.isolated(), written(weights), SecondRun(look):
         step.run(0)
     return look.found.keys() >= set(differences)
 
 
-def _last_trained(step: Step) -> list[Tensor]:
+def last_trained(step: Step) -> list[Tensor]:
+    """Return trained weights of ``MOST_ELEMENTS`` elements at most, the last ones first."""
     trained = [p for p in step.view.root.parameters() if p.requires_grad]
     left = MOST_ELEMENTS
     return [p for p in reversed(trained) if (left := left - p.numel()) >= 0]
 
 
 @contextmanager
-def _written(weights: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
+def written(weights: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
     """Have other values in some weights, in their own storages: those who share them follow."""
     kept: list[TensorMemory] = []
     try:

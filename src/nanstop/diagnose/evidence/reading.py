@@ -45,7 +45,10 @@ WRITTEN = (*FORWARD, "hook")
 """Where operations are those that the program wrote down: none is a derivative's."""
 
 
-_ROUNDING = ("exp", "exp2", "_softmax", "softmax", "sigmoid", "mul", "div", "pow", "square", "prod")
+_ROUNDING = (
+    *("exp", "exp2", "_softmax", "softmax", "sigmoid"),
+    *("mul", "div", "pow", "square", "prod", "_to_copy"),
+)
 """Operations that may have a result below the range of their format."""
 
 

@@ -238,9 +238,14 @@ def _refuse_what_raises(step: LoopStep) -> None:
     for place, micro in taped:
         if micro.loss is None or step.obstacle():
             return
-        error = attempt(step, place, under=eager).error
+        tried = attempt(step, place, under=eager)
         if step.collectives.stopped:
             return  # which it is together with the other processes
+        if not tried.failed and micro.hooks:
+            micro.is_hooked = True
+            hooked = attempt(step, place, under=eager)
+            micro.is_hooked = hooked.failed and hooked.error is None
+        error = tried.error
         if error is not None:
             micro.refuse(f"what it calls cannot be called again ({type(error).__name__}: {error})")
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +29,7 @@ from nanstop.replay.rng import RngState, note_rng, restore_rng
 from nanstop.replay.snapshot import Buffers, Trainable, ready_scaler
 from nanstop.replay.step import Batch, Measure, ModelView, parameters_of, trainable_of, undone
 from nanstop.replay.untouched import versions_kept
+from nanstop.tracing.hook_lines import hook_lines
 
 
 class Micro(Protocol):
@@ -148,6 +150,29 @@ class LoopStep:
     def is_local(self) -> bool:
         return is_here(self.view.root, self.replicas)
 
+    @property
+    def condition(self) -> str:
+        """Under what of the script's own alone the window fails when it is run again, or ""."""
+        hooked = [pair for m in self.micros for pair in getattr(_hooks_of(m), "hooks", ())]
+        lines = [line for pair in hooked for hook in pair for line in hook_lines(hook, -1)]
+        if not lines:
+            return ""
+        return f"only under the script's own hooks on what autograd saves ({lines[0].short})"
+
+    @contextmanager
+    def made_anew(self) -> Iterator[None]:
+        """Have runs inside make again what the script made of its models before it called one for
+        its loss, instead of taking it as it is.
+        """
+        taped: Any = [micro for micro in self.micros if hasattr(micro, "is_anew")]
+        for micro in taped:
+            micro.is_anew = True
+        try:
+            yield
+        finally:
+            for micro in taped:
+                micro.is_anew = False
+
     def cuts(self) -> list[Line]:
         """Return the lines at which the first micro-batch leaves its graph, as far as its calls
         were recorded. Undone.
@@ -189,7 +214,7 @@ class LoopStep:
         with (
             self.remedies.under(self.view, micro),
             torch.enable_grad(),  # sinks such as clip_grad_norm_ run without
-            run_again(root, self._leaves(), compiled=compiled),
+            run_again(root, self._leaves(), compiled=compiled, host=_hooks_of(noted)),
             self.replicas.alone(),
         ):
             return noted.rerun(given)
@@ -273,6 +298,12 @@ class LoopStep:
             for leaf, old in before:
                 _keep_storage(leaf, old, away)
             away.fetch()
+
+
+def _hooks_of(micro: Micro) -> SimpleNamespace | None:
+    """Return what holds the script's functions that a run calls beside its models."""
+    hooked = getattr(micro, "is_hooked", False)
+    return SimpleNamespace(hooks=getattr(micro, "hooks", ())) if hooked else None
 
 
 def learning_rates(optimizer: Optimizer | None) -> tuple[Any, ...]:

@@ -70,6 +70,7 @@ def install(open_session: OpenSession) -> None:
         table.replace(torch.nn.Module, "load_state_dict", _load_weights)
         for owner in (torch.Tensor, torch.autograd):
             table.replace(owner, "backward", _backward)
+        table.replace(torch.autograd, "grad", _grad)
         for name in ("register_hook", "register_post_accumulate_grad_hook"):
             table.replace(torch.Tensor, name, _registering)
         # A script may import or call these before there is an optimizer.
@@ -204,6 +205,19 @@ def _backward(original: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
     return loops.backward(original, loss, *args, **kwargs)
 
 
+def _grad(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for ``torch.autograd.grad``: a script that has no optimizer and calls it may train
+    by hand.
+    """
+    import torch
+
+    if torch.compiler.is_compiling():  # a graph is to have torch's own
+        return original(*args, **kwargs)
+    if _num_pauses or _open_session is None or is_library(sys._getframe(2).f_code.co_filename):
+        return original(*args, **kwargs)
+    return _begun_loops(_open_session).grad(original, *args, **kwargs)
+
+
 def _begun_loops(open_session: OpenSession) -> Any:
     """Return what watches raw loops, which is imported with the first that there is."""
     global _loops  # noqa: PLW0603
@@ -226,6 +240,8 @@ def _compile(original: Any, model: Any = None, **options: Any) -> Any:
         _compiles_functions = True
         if _loops is not None:
             _loops.state.compiles_functions = True
+            if _loops.state.idle:
+                _loops.state.leave()
     return original(model, **options)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.loop.step import UnseenMicro
 from nanstop.hosts.patch_table import Table
+from nanstop.hosts.script.asks import Asks
 from nanstop.hosts.script.judge import Judge
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import NO_MODEL
@@ -50,6 +51,7 @@ class Calls:
         self._judge = judge
         self._table = table
         self._scaled: tuple[Any, Tensor] | None = None
+        self.asks = Asks(state, judge, tape_ops=self._tape_ops, unseen=self._unseen)
         state.roots.stand_in = self.discover
 
     def install(self) -> None:
@@ -111,7 +113,11 @@ class Calls:
             return original(module, given, *args, **kwargs)
         call, inputs, keywords = given_weights(original, module, given, *args, **kwargs)
         again = call.of(on_one_rank(module))
-        return self._called(call, module, inputs, keywords, again=again)
+        try:
+            return self._called(call, module, inputs, keywords, again=again)
+        finally:
+            if self._state.micro is not None:
+                self._state.micro.gives_weights = True
 
     def _called(self, function: Any, module: Any, args: Any, kwargs: Any, *, again: Any) -> Any:
         """Return what a model call of the loop returns; ``again`` is what a replay calls for it."""
@@ -185,7 +191,7 @@ class Calls:
         A tape gets it as one call.
         """
         micro = self._state.micro
-        if not self._state.idle or micro is None or not _stopped(micro.tape):
+        if not self._state.idle or micro is None or not micro.tape.stop_for_call():
             return original(kind, *args, **kwargs)
         try:
             with self._state.pause():
@@ -203,7 +209,7 @@ class Calls:
         A tape gets it as one call where the loss makes it of what NumPy has computed.
         """
         micro = self._state.micro
-        if not self._state.idle or micro is None or not _stopped(micro.tape):
+        if not self._state.idle or micro is None or not micro.tape.stop_for_call():
             return original(array)
         try:
             return micro.tape.call(original, (array,), {})
@@ -318,13 +324,6 @@ class Calls:
         self._state.roots.begin()
         self._state.begin_window()
         self._state.keep(UnseenMicro(NO_MODEL, total(raw)))
-
-
-def _stopped(tape: Tape) -> bool:
-    """Return whether a tape was taken off the stack so as to have a call of its own: not inside of
-    one that it records (an operation of ``torch.library`` is a function of autograd's).
-    """
-    return not tape.handles and tape.stop()
 
 
 def _aside(

@@ -17,9 +17,9 @@ from nanstop.detect.numeric_errors import is_numeric
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.ending import Ending
 from nanstop.hosts.loop.controller import LoopController
+from nanstop.hosts.loop.moved_weights import has_moved
 from nanstop.hosts.loop.step import UnseenMicro
 from nanstop.hosts.script.closures import OpenUpdate
-from nanstop.hosts.script.moved_weights import has_moved
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import INSIDE, Steps
 from nanstop.hosts.script.window import Refusal, ScriptWindow, inner_module, norm_of
@@ -29,7 +29,6 @@ from nanstop.measure.followed import Line
 from nanstop.numerics.trained import held_by
 from nanstop.numerics.weights import param_groups
 from nanstop.records import GradientAccount, Phase
-from nanstop.records.facts import BY_HAND
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
@@ -102,7 +101,7 @@ class Judge:
         """Have the set-up looked at anew if gradients were clipped in the first window before they
         came to what has noted itself last in ``sinks``.
         """
-        with self._looking("the set-up was not read"):
+        with self.looking("the set-up was not read"):
             self._steps.add_sinks(self._state.window)
 
     @property
@@ -119,7 +118,7 @@ class Judge:
         """
         window, optimizer = self._state.window, update.optimizer
         if update.waits:
-            with self._looking("an evaluation was not looked at"):
+            with self.looking("an evaluation was not looked at"):
                 if window.is_bad(norm, held_by(optimizer)):
                     update.note_failure(window, norm)
         if update.failed is not None:
@@ -139,7 +138,7 @@ class Judge:
         failed, optimizer = update.failed, update.optimizer
         if failed is None:
             return
-        with self._looking("an update was not settled"):
+        with self.looking("an update was not settled"):
             if update.has_recovered():
                 return
             window = self._state.window = failed.window
@@ -178,7 +177,7 @@ class Judge:
         account = accounts.updated(optimizer, self.controller.step_id)
         if account is not None and self.controller.session is None:
             # What its backwards gave was cleared: no sink has opened one.
-            with self._looking("the update was not accounted for"):
+            with self.looking("the update was not accounted for"):
                 self._steps.step(self._state.window, optimizer, held_by(optimizer))
         if account is not None and self.controller.session is not None:
             self.controller.session.accounted(account)
@@ -190,7 +189,7 @@ class Judge:
         """Look at the copies of its models that several ranks keep alike, after a backward in
         which they have exchanged gradients.
         """
-        with self._looking("copies were not compared"):
+        with self.looking("copies were not compared"):
             self._steps.compare(self._state.window)
 
     def raised(self, error: Exception) -> None:
@@ -200,7 +199,7 @@ class Judge:
             return
         self._state.drop()
         self._state.met_failure = True
-        with self._looking("the exception was not investigated"):
+        with self.looking("the exception was not investigated"):
             self._state.keep(micro)
             self.controller.raised(self._steps.step(self._state.window, None, ()), error)
         self._state.window.closed = True
@@ -229,7 +228,7 @@ class Judge:
         if refusal is None or (at_end and not refusal.is_last):
             return
         self._state.met_failure = True
-        with self._looking("the exception was not investigated"):
+        with self.looking("the exception was not investigated"):
             step = self._steps.step(refusal.window, None, ())
             self.controller.raised(step, refusal.error, refusal.phase)
 
@@ -238,7 +237,7 @@ class Judge:
         window = self._state.window
         if not self._state.idle or not window.micros or not is_numeric(error):
             return
-        with self._looking("the set-up was not read"):
+        with self.looking("the set-up was not read"):
             step = self._steps.step(window, optimizer, held_by(optimizer))
             groups = param_groups(step.view.root.named_parameters())
             if self.controller.session is not None:
@@ -257,13 +256,13 @@ class Judge:
         self._state.met_failure = True
         window.micros.append(micro)
         try:
-            with self._looking("the loss was not investigated"):
+            with self.looking("the loss was not investigated"):
                 self.controller.given_up(self._steps.step(window, None, ()))
         finally:
             window.micros.remove(micro)
 
     @contextmanager
-    def _looking(self, unless: str) -> Iterator[None]:
+    def looking(self, unless: str) -> Iterator[None]:
         """Leave everything to torch inside.
 
         What nanstop itself fails at is a line of the log: ``unless``.
@@ -295,7 +294,7 @@ class Judge:
         if not self._state.idle:
             return
         for micro in self._state.evaluations.take(number):
-            with self._looking("an evaluation was not investigated"), torch.no_grad():
+            with self.looking("an evaluation was not investigated"), torch.no_grad():
                 inner = inner_module(micro.module)
                 start = [self._state.buffers.add(inner)]
                 window = ScriptWindow(micros=[micro], roots={id(inner): inner}, start=start)
@@ -307,18 +306,29 @@ class Judge:
         its backward.
         """
         window = self._state.window
-        window.by_hand, window.no_veto = True, BY_HAND
-        self.judge(parameters, norm_of(parameters), can_redo=False)
+        window.updated_by_hand()
+        if not window.failed:
+            self.judge(parameters, norm_of(parameters), can_redo=False)
         window.closed = True
         self._state.roots.end()
         self.controller.completed()
         self._state.expect_micro()
 
+    def used_by_hand(self) -> None:
+        """Note an update that the script has made itself of gradients that were not settled."""
+        window = self._state.window
+        window.updated_by_hand()
+        window.failed = False
+        if self.controller.session is None and window.roots:
+            with self.looking("the set-up was not read"):
+                self._steps.step(window, None, ())
+        self.controller.completed()
+
     def learned(self, **facts: Any) -> None:
         """Have the set-up looked at once more, by those of some facts that are there."""
         known = {name: fact for name, fact in facts.items() if fact is not None}
         if known and self.controller.session is not None:
-            with self._looking("the set-up was not looked at"):
+            with self.looking("the set-up was not looked at"):
                 self.controller.session.learned(at=self.controller.step_id(), **known)
 
     def account_by_hand(self, losses: Sequence[Tensor]) -> None:
@@ -331,7 +341,7 @@ class Judge:
 
     def never_updated(self, account: GradientAccount) -> None:
         """Account for updates that were asked for and never made, now that the script is over."""
-        with self._looking("the updates were not accounted for"):
+        with self.looking("the updates were not accounted for"):
             if self.controller.session is None:
                 self._steps.step(self._state.window, None, ())
             if self.controller.session is not None:
@@ -382,5 +392,5 @@ class Judge:
         start = [self._state.buffers.add(root) for root in roots.values()]
         window = ScriptWindow(micros=[micro], roots=dict(roots), start=start)
         phase: Phase = "forward" if bare else "generate"
-        with self._looking("the exception was not investigated"), suppress(TrainingStopped):
+        with self.looking("the exception was not investigated"), suppress(TrainingStopped):
             self.controller.raised(self._steps.step(window, None, bare), error, phase)

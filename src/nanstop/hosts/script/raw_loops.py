@@ -28,8 +28,8 @@ from nanstop.tracing.places import user_line
 
 
 class RawLoops:
-    """``sinks`` and ``backward`` stand in for functions that scripts may import or call before
-    there is an optimizer.
+    """``sinks``, ``backward`` and ``grad`` stand in for functions that scripts may import or call
+    before there is an optimizer.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class RawLoops:
             self.judge.learned,
         )
         self._calls = Calls(self.state, self.judge, table)
-        self.backward = self._calls.backward
-        self.sinks = Sinks(self.state, self.judge, table)
+        self.backward, self.grad = self._calls.backward, self._calls.asks.grad
+        self.sinks = Sinks(self.state, self.judge, table, take_asked=self._calls.asks.take)
 
     def install(self) -> None:
         """Replace torch's functions in the table."""

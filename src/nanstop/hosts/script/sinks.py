@@ -10,7 +10,7 @@ the scaler leaves out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,14 +40,22 @@ __tracebackhide__ = passes_through
 class Sinks:
     """Stands in for the functions of torch in which a window's gradients end.
 
-    ``clip_norm`` and ``clip_value`` are called by whoever has replaced torch's, the others are put
-    into the table.
+    ``take_asked``: see ``Asks.take``. ``clip_norm`` and ``clip_value`` are called by whoever has
+    replaced torch's, the others are put into the table.
     """
 
-    def __init__(self, state: LoopState, judge: Judge, table: Table) -> None:
+    def __init__(
+        self,
+        state: LoopState,
+        judge: Judge,
+        table: Table,
+        *,
+        take_asked: Callable[[Sequence[Tensor]], None],
+    ) -> None:
         self._state = state
         self._judge = judge
         self._table = table
+        self._take_asked = take_asked
         self._open: list[OpenUpdate] = []
         self._closures = Closures()
         self._empty_clips = EmptyClips()
@@ -109,6 +117,7 @@ class Sinks:
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         self._empty_clips.clipped(parameters, float(max_norm), user_line())
+        self._take_asked(parameters)
         if not self._state.window.micros or self._state.window.closed:
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         self._state.stop_expecting()
@@ -131,12 +140,14 @@ class Sinks:
 
     def clip_value(self, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> None:
         """Stand in for ``clip_grad_value_``, which turns Inf into the bound and leaves NaN."""
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        if self._state.idle:
+            self._take_asked(parameters)
         if not self._state.idle or not self._state.window.micros or self._state.window.closed:
             original(parameters, *args, **kwargs)
             return
         self._state.stop_expecting()
         self._state.begin_sink()
-        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         self._state.window.note_clip(parameters, partial(original, parameters, *args, **kwargs))
         self._judge.judge(parameters, norm_of(parameters))
         original(parameters, *args, **kwargs)
@@ -150,13 +161,14 @@ class Sinks:
             original(owner, *args, **kwargs)
         self._state.account(self._state.accounts.wrote, user_line())
         if self._state.idle:
-            self._state.forget_cleared()
+            self._state.window.forget_cleared()
 
     def unscale(self, original: Any, scaler: Any, optimizer: Optimizer) -> None:
         """Stand in for ``GradScaler.unscale_``: what it finds is the flag."""
         self._state.stop_expecting()
         self._state.ignore_writes()
         if self._state.idle and scaler.is_enabled():
+            self._take_asked(held_by(optimizer))
             self._state.account(self._state.accounts.unscaling, optimizer)
             self._state.begin_sink()
         try:
@@ -205,6 +217,7 @@ class Sinks:
         if callable(closure):
             self._state.set_aside()
         else:
+            self._take_asked(held_by(optimizer))
             self._state.stop_expecting()
         self._state.ignore_writes()
         self._state.begin_sink()

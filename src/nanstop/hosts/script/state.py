@@ -26,6 +26,7 @@ from nanstop.hosts.sharded.models import Exchangers, reduces
 from nanstop.hosts.tape.given_weights import inside_transform
 from nanstop.hosts.tape.left_behind import LeftBehind
 from nanstop.hosts.tape.tape import Tape
+from nanstop.hosts.tape.tape_calls import Cuts
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.gradient_accounts import GradientAccounts
@@ -87,10 +88,10 @@ class LoopState:
         Not paused, not in a model call, a backward, a transform or a worker.
         """
         return (
-            not (self.paused or self._is_left)
+            not torch.compiler.is_compiling()  # before what a compiler cannot look into
+            and not (self.paused or self._is_left)
             and self.thread in (None, threading.get_ident())
             and get_worker_info() is None
-            and not torch.compiler.is_compiling()
             and not inside_transform()
         )
 
@@ -200,24 +201,10 @@ class LoopState:
         if window.is_rewritten or window.gradients is None or window.closed:
             return
         differ = self._marks.of_gradients(window.roots.values()) != window.gradients
-        if differ and self.idle and self.forget_cleared():
+        if differ and self.idle and window.forget_cleared():
             return
         window.is_rewritten = differ or accounts.are_written
         accounts.are_written |= differ
-
-    def forget_cleared(self) -> bool:
-        """Return whether the script has thrown away all gradients of the open window, whose
-        backwards belong to no update then.
-        """
-        window = self.window
-        if not window.micros or window.closed or window.judged:
-            return False
-        roots = window.roots.values()
-        if any(p.grad is not None for root in roots for p in root.parameters()):
-            return False
-        window.micros, window.clips = [], []
-        window.gradients, window.is_rewritten = None, False
-        return True
 
     def begin_sink(self) -> None:
         """Look at the gradients that the script is about to unscale, clip or apply."""
@@ -283,9 +270,7 @@ class LoopState:
         return self.micro
 
     def begin_without_model(self, losses: list[Tensor]) -> TapedMicro | None:
-        """Return the micro-batch of losses that were made of bare tensors alone, None where what
-        made them was not recorded.
-        """
+        """Return the micro-batch of losses of bare tensors alone, None where it was not seen."""
         tape = self._early
         if tape is None or tape.problem or tape.lingers:
             return None
@@ -325,6 +310,7 @@ class LoopState:
     def _new_tape(self, device: str) -> Tape:
         tape = Tape(device, self.on_error)
         tape.on_number, tape.on_write, tape.left = self.on_number, self._keep, self._left
+        tape.cuts = Cuts() if self.by_hand else None
         return tape
 
     def _keep(self, written: Tensor) -> None:

@@ -21,6 +21,7 @@ from nanstop.hosts.script.resumed import Restored
 from nanstop.hosts.script.window import (
     BufferGroup,
     ScriptWindow,
+    beside,
     one_root,
     update_again,
 )
@@ -170,10 +171,10 @@ class Steps:
         self, window: ScriptWindow, optimizer: Optimizer | None, parameters: Sequence[Tensor]
     ) -> PlainView:
         roots = list(window.roots.values())
-        bare = () if roots else tuple(map(id, parameters))
-        key = (*window.roots, *bare, id(optimizer), id(window.scaler))
+        bare = beside(window, parameters)
+        key = (*window.roots, *map(id, bare), id(optimizer), id(window.scaler))
         if key not in self._views:
-            self._views = {key: PlainView(one_root(roots, parameters), optimizer, window.scaler)}
+            self._views = {key: PlainView(one_root(roots, bare), optimizer, window.scaler)}
         return self._views[key]
 
 

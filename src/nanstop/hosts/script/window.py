@@ -25,6 +25,7 @@ from nanstop.measure.followed import Line
 from nanstop.measure.loss_graph import LEAST_SCALE
 from nanstop.numerics.tensors import by_torch_alone, nonfinite
 from nanstop.records import Phase
+from nanstop.records.facts import BY_HAND
 from nanstop.replay.snapshot import BufferNotes
 from nanstop.tracing.places import user_line
 
@@ -96,12 +97,13 @@ class ScriptWindow:
     ``closed``: an update has ended it. ``called``: the roots as the script calls them, wrapped.
 
     ``no_veto``: why that update cannot be left out. ``by_hand``: it is made by the script, without
-    an optimizer; ``by_engine``: by DeepSpeed's engine, as a whole. ``clips``: what clips the
-    gradients as the script did, in turn. ``sinks``, ``loss_factor``: see ``RunFacts``; ``sink_at``:
-    the line of the first; ``updated_at``: that asks for the update, of the first window.
-    ``applied_scale``: the loss scale that was on the gradients of an update. ``gradients``: marks
-    of them as the last backward or sink left them; ``is_rewritten``: whether the script itself has
-    written to them since then, or before that in this window.
+    an optimizer; ``is_asked``: of gradients that it has asked for; ``by_engine``: by DeepSpeed's
+    engine, as a whole. ``clips``: what clips the gradients as the script did, in turn. ``sinks``,
+    ``loss_factor``: see ``RunFacts``; ``sink_at``: the line of the first; ``updated_at``: that asks
+    for the update, of the first window. ``applied_scale``: the loss scale that was on the gradients
+    of an update. ``gradients``: marks of them as the last backward or sink left them;
+    ``is_rewritten``: whether the script itself has written to them since then, or before that in
+    this window.
     """
 
     micros: list[Micro] = field(default_factory=list)
@@ -117,6 +119,7 @@ class ScriptWindow:
     closed: bool = False
     no_veto: str = ""
     by_hand: bool = False
+    is_asked: bool = False
     by_engine: bool = False
     sinks: list[str] = field(default_factory=list)
     sink_at: Line = None
@@ -160,6 +163,23 @@ class ScriptWindow:
         self.applied_scale, self.scaler = float(self.scaler.get_scale()), None
         return True
 
+    def forget_cleared(self) -> bool:
+        """Return whether the script has thrown away all gradients of the window while it is open:
+        their backwards belong to no update then.
+        """
+        if not self.micros or self.closed or self.judged:
+            return False
+        held = (p for root in self.roots.values() for p in root.parameters())
+        if any(p.grad is not None for p in held):
+            return False
+        self.micros, self.clips = [], []
+        self.gradients, self.is_rewritten = None, False
+        return True
+
+    def updated_by_hand(self) -> None:
+        """Note that the script makes the update itself: it cannot be left out."""
+        self.by_hand, self.no_veto = True, BY_HAND
+
     def note_clip(self, parameters: Sequence[Tensor], clip: Callable[[], object]) -> None:
         """Note that gradients are clipped, and as a sink unless the script had unscaled them by
         hand.
@@ -197,22 +217,41 @@ def scale_by_hand(losses: Sequence[Tensor]) -> float | None:
     return None
 
 
+def beside(window: ScriptWindow, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return what is trained and no part of the models that were called: all of it where none was,
+    else what a loop without an optimizer asks for gradients of, and weights that are given to a
+    model for its own. An input that has a gradient as well is none.
+    """
+    if not window.roots:
+        return parameters
+    taped = [micro for micro in window.micros if isinstance(micro, TapedMicro)]
+    given = {id(one) for micro in taped if micro.gives_weights for one in micro.given_weights()}
+    if not given and not window.is_asked:
+        return ()
+    own = {id(p) for root in window.roots.values() for p in root.parameters()}
+    return [p for p in parameters if id(p) not in own and (window.is_asked or id(p) in given)]
+
+
 def one_root(roots: Sequence[nn.Module], parameters: Sequence[Tensor]) -> nn.Module:
-    """Return the model, or a holder of several; where none was seen, a holder of the parameters."""
-    if len(roots) == 1:
+    """Return the model, or a holder of several and of ``parameters``. A single model's parts have
+    the names there that they have in it.
+    """
+    if len(roots) == 1 and not parameters:
         return roots[0]
     holder = nn.Module()
-    for root in roots:
+    if len(roots) == 1:
+        for kind in ("_modules", "_parameters", "_buffers"):
+            vars(holder)[kind].update(vars(roots[0])[kind])
+    for root in roots if len(roots) > 1 else ():
         name = type(root).__name__
         taken = sum(key.startswith(name) for key in holder._modules)
         holder._modules[f"{name}{taken or ''}"] = root
-    if not roots:
-        called = variable_names()
-        for place, parameter in enumerate(parameters):
-            name = called.get(id(parameter), "").replace(".", "_")
-            free = name and name not in holder._parameters
-            bare: Any = parameter
-            holder._parameters[name if free else f"p{place}"] = bare
+    called = variable_names() if parameters else {}
+    for place, parameter in enumerate(parameters):
+        name = called.get(id(parameter), "").replace(".", "_")
+        free = name and name not in holder._parameters
+        bare: Any = parameter
+        holder._parameters[name if free else f"p{place}"] = bare
     return holder
 
 

@@ -10,10 +10,15 @@ from nanstop.numerics.tensors import has_bad
 
 
 def calls_for(
-    losses: Iterable[int], calls: Sequence[TapedCall], first_of_model: int
+    losses: Iterable[int],
+    calls: Sequence[TapedCall],
+    first_of_model: int,
+    *,
+    anew: bool = False,
 ) -> list[TapedCall]:
     """Return, in order, the calls that the slots ``losses`` depend on, and those whose effect no
-    slot tells of. ``first_of_model``: the first slot that a call of the model may fill.
+    slot tells of. ``first_of_model``: the first slot that a call of the model may fill. ``anew``:
+    whether what the script made before is made again although it is finite.
     """
     wanted = set(losses)
     early = [call for call in calls if call.first < first_of_model]
@@ -26,16 +31,18 @@ def calls_for(
             wanted.update(s.index for s in call.held(Slot))
             wanted.update(left.slot for left in call.held(Left))
             wanted.update(number.slot for number in call.held(Number))
-            wanted.update(_made_again(call.held(Constant), early))
+            wanted.update(_made_again(call.held(Constant), early, anew=anew))
     return chosen[::-1]
 
 
-def _made_again(constants: Iterable[Constant], early: Sequence[TapedCall]) -> Iterator[int]:
-    """Yield the slots of constants that are not finite, as long as they can be made again by the
-    calls before the model's.
+def _made_again(
+    constants: Iterable[Constant], early: Sequence[TapedCall], *, anew: bool
+) -> Iterator[int]:
+    """Yield the slots of constants that are not finite, or of all ``anew``, as long as they can be
+    made again by the calls before the model's.
     """
     for constant in constants:
-        if constant.origin is None or not has_bad(constant.tensor):
+        if constant.origin is None or not (anew or has_bad(constant.tensor)):
             continue
         wanted = {constant.origin}
         for call in reversed(early):

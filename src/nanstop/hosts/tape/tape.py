@@ -23,6 +23,7 @@ from nanstop.hosts.tape.numbers import Numbers
 from nanstop.hosts.tape.tape_calls import (
     HISTORY,
     Constant,
+    Cuts,
     Slot,
     TapedCall,
     keep_values,
@@ -36,7 +37,7 @@ from nanstop.hosts.tape.tape_functions import (
     NUMBERS,
     PLAIN,
 )
-from nanstop.hosts.tape.tensors import autocast_state
+from nanstop.hosts.tape.tensors import autocast_state, saved_hooks
 from nanstop.hosts.tape.unrepeated import Unrepeated
 from nanstop.numerics.tensors import by_torch_alone, is_in_place, tensors, version
 from nanstop.replay.function_modes import OwnMode, is_crowded, is_on, put_on, take_off
@@ -72,9 +73,8 @@ class Tape(OwnMode):
     at all. ``on_error`` is told what such an op raises, ``on_number`` of a number that the script
     reads before the first model call and that is not finite, ``on_write`` of a tensor that is about
     to be written in place. ``looked_at``: the last scalar whose value, or whether it is finite, the
-    script asked for. ``losses``: slots of what is to be replayed. ``refused``: see
-    ``ends_refused``. ``is_on``: the stack of function modes. ``problem``: why it records nothing
-    any more.
+    script asked for. ``losses``: slots of what is to be replayed, ``asked``: of gradients.
+    ``cuts``: see ``Cuts``. ``refused``: see ``ends_refused``. ``problem``: why it records no more.
     """
 
     def __init__(self, device: str, on_error: Callable[[Exception], None]) -> None:
@@ -89,7 +89,8 @@ class Tape(OwnMode):
         self.takes_outer = True
         self.lingers = False
         self.looked_at: tuple[Slot | None, Tensor] | None = None
-        self.losses: list[int] = []
+        self.losses, self.asked = list[int](), list[int]()
+        self.cuts: Cuts | None = None
         self.refused: TapedCall | None = None
         self.calls: list[TapedCall] = []
         self.problem = ""
@@ -243,7 +244,7 @@ class Tape(OwnMode):
         try:
             with by_torch_alone():
                 self._end(call, operands, result)
-        except Exception as error:  # as above
+        except Exception as error:
             self._give_up(error)
 
     def _looked(self, operand: TapedOperand) -> None:
@@ -278,7 +279,7 @@ class Tape(OwnMode):
             return False
         self._num_held_bytes += size
         self._held.update(data)
-        return all(tensor.is_leaf for tensor in outside)
+        return self.cuts is not None or all(tensor.is_leaf for tensor in outside)
 
     def _begin(
         self, function: Callable[..., Any], noted: tuple[Any, Any], *, outer: bool
@@ -287,7 +288,7 @@ class Tape(OwnMode):
         line = None if frame is None else (frame.f_code, frame.f_lineno)
         state = autocast_state(self.device)
         call = TapedCall(function, *noted, state, grad, line, None, self._count, outer=outer)
-        call.instruction = -1 if frame is None else frame.f_lasti
+        call.instruction, call.hooks = -1 if frame is None else frame.f_lasti, saved_hooks()
         if len(self.calls) < MAX_CALLS:
             self.calls.append(call)  # before the call: one that raises is repeated, too
         else:
@@ -306,7 +307,8 @@ class Tape(OwnMode):
             elif not call.keep and call.rng is None:
                 call.foreign = "the loss changes in place a tensor from outside the iteration"
         for tensor in (result,) if isinstance(result, Tensor) else tensors(result):
-            self._slots[id(tensor)] = weakref.ref(tensor), Slot(self._count, call.outer)
+            if not (call.foreign and tensor.is_leaf and tensor.requires_grad):  # an updated weight
+                self._slots[id(tensor)] = weakref.ref(tensor), Slot(self._count, call.outer)
             self._count += 1
         if self.unrepeated.made and any(one.unrepeated for one in call.held(Constant)):
             self.unrepeated.note(result)
@@ -353,7 +355,7 @@ class Tape(OwnMode):
                 left = self.left.stand_in(value, self.calls)
                 if left is not None:
                     operands[-1] = (value, version(value), Slot(left.slot))
-                return left or HISTORY
+                return left or (HISTORY if self.cuts is None else self.cuts.of(value))
             origin = slot.index if slot is not None and not trains else None
             self._given.add(id(root_of(value)))
             return Constant(value, operands[-1][1], origin, value in self.unrepeated)
@@ -367,25 +369,23 @@ class Tape(OwnMode):
         # A container of another class is kept whole, unless results of the tape are in it.
         return HISTORY if any(t.grad_fn is not None for t in tensors(value)) else value
 
-    def needed(self) -> list[TapedCall]:
-        """Return, in order, the calls that the losses depend on."""
-        return calls_for(self.losses, self.calls, self._first_of_model or 0)
+    def needed(self, **how: bool) -> list[TapedCall]:
+        """Return, in order, the calls that the losses depend on; ``how``: see ``calls_for``."""
+        return calls_for((*self.losses, *self.asked), self.calls, self._first_of_model or 0, **how)
 
     def start(self) -> bool:
-        """Record ops from here on.
-
-        False where the script has a function mode of its own (its order must hold).
-        """
+        """Record ops from here on: not where the script has a function mode of its own."""
         if is_crowded():
             return False
         put_on(self)
         self.is_on = True
         return True
 
-    @property
-    def handles(self) -> bool:
-        """Whether it is recording a call just now: what is computed inside is a part of that."""
-        return self.is_on and not is_on(self)
+    def stop_for_call(self) -> bool:
+        """Stop it so as to have a call of its own; return whether it was on: not inside of one that
+        it records just now (an operation of ``torch.library`` is a function of autograd's).
+        """
+        return self.is_on and is_on(self) and self.stop()
 
     def stop(self) -> bool:
         """Take the tape off the stack of function modes, wherever in it it is.

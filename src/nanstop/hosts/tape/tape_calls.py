@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from nanstop.errors import NanstopError
 from nanstop.frozen import frozen
 from nanstop.hosts.tape.numbers import Number
-from nanstop.hosts.tape.tensors import Autocast, in_autocast
+from nanstop.hosts.tape.tensors import Autocast, SavedHooks, in_autocast, in_hooks
 from nanstop.numerics.tensors import has_bad, tensors, version
 from nanstop.own_code import is_wrapper
 from nanstop.replay.rng import RngState, restore_rng
@@ -67,6 +67,48 @@ class Constant:
         return self.unrepeated and has_bad(self.tensor)
 
 
+@dataclass(slots=True, eq=False)
+class Cut(Constant):
+    """A tensor whose graph began before the tape, by a leaf that holds the same values.
+
+    ``is_end``: no gradient is asked for that goes further back than to it.
+    """
+
+    is_end: bool = False
+
+
+class Cuts:
+    """Leaves that stand for tensors with an earlier graph, in a loop without an optimizer."""
+
+    def __init__(self) -> None:
+        self._leaves: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        self._made: list[Cut] = []
+
+    def of(self, tensor: Tensor) -> Cut:
+        """Return what stands for a tensor with an earlier graph."""
+        cut = Cut(self.leaf(tensor), version(tensor))
+        self._made.append(cut)
+        return cut
+
+    def ask(self, inputs: Iterable[Tensor]) -> None:
+        """Note of what gradients are asked for: those of a leaf may come from an earlier graph."""
+        asked = list(inputs)
+        ends = {id(self.leaf(tensor)) for tensor in asked}
+        is_later = not any(tensor.is_leaf for tensor in asked)
+        for cut in self._made:
+            cut.is_end |= is_later or id(cut.tensor) in ends
+
+    def leaf(self, tensor: Tensor) -> Tensor:
+        """Return a tensor itself if it is a leaf, else the one that stands for it."""
+        if tensor.is_leaf:
+            return tensor
+        known = self._leaves.get(id(tensor))
+        if known is None or known[0]() is not tensor:
+            known = weakref.ref(tensor), tensor.detach().requires_grad_()
+            self._leaves[id(tensor)] = known
+        return known[1]
+
+
 class EarlierGraph:
     """Stands for a tensor whose graph began before the tape."""
 
@@ -105,6 +147,7 @@ class TapedCall:
     ``foreign``: what it changed that cannot be put back. ``keep``: needed whatever uses its results
     (``backward``). ``outer``: no result of a model is among its operands, nor anything made of one.
     ``scalar``: its result is one number. ``instruction``: of the line's code, that made it.
+    ``hooks``: of the script's own on what autograd saves.
     """
 
     function: Callable[..., Any]
@@ -122,6 +165,7 @@ class TapedCall:
     outer: bool = False
     scalar: bool = False
     instruction: int = -1
+    hooks: SavedHooks | None = None
 
     @property
     def results(self) -> range:
@@ -135,7 +179,8 @@ class TapedCall:
     @property
     def obstacle(self) -> str:
         """Why the call cannot be made again, or ""."""
-        if any(True for _ in self.held(EarlierGraph)):
+        ends = all(cut.is_end for cut in self.held(Cut))
+        if not ends or any(True for _ in self.held(EarlierGraph)):
             return "the loss or an input of the model comes from ops that were not recorded"
         if any(constant.moved for constant in self.held(Constant)):
             return "an input was changed in place after the forward"
@@ -143,12 +188,17 @@ class TapedCall:
             return "what is not finite was made by a call that cannot be made again: it may draw"
         return self.foreign
 
-    def play(self, values: dict[int, Tensor], replaced: Mapping[int, Tensor]) -> None:
-        """Make the call again and put its results into ``values``."""
+    def play(
+        self, values: dict[int, Tensor], replaced: Mapping[int, Tensor], *, hooked: bool = False
+    ) -> None:
+        """Make the call again and put its results into ``values``; ``hooked``: under its hooks on
+        what autograd saves.
+        """
         if self.rng is not None:
             restore_rng(self.rng)
         args, kwargs = filled(self.args, values, replaced), filled(self.kwargs, values, replaced)
-        with torch.set_grad_enabled(self.grad), in_autocast(self.autocast):
+        hooks = in_hooks(self.hooks if hooked else None)
+        with torch.set_grad_enabled(self.grad), in_autocast(self.autocast), hooks:
             result = relay(self.line, self.instruction)(self.function, args, kwargs)
         for place, tensor in enumerate(tensors(result)):
             values[self.first + place] = tensor

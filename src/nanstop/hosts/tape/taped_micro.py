@@ -22,7 +22,7 @@ from nanstop.hosts.tape.tape_calls import (
     leaves,
     variable_names,
 )
-from nanstop.hosts.tape.tensors import total
+from nanstop.hosts.tape.tensors import SavedHooks, total
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.followed import Line
 from nanstop.own_code import is_of_library
@@ -39,7 +39,9 @@ class TapedMicro:
     ``batch``: the first model call's inputs and the tensors that the loss alone uses.
 
     The latter have the names of the script's variables, as they are when the batch is first asked
-    for.
+    for. ``gives_weights``: whether a model was called with weights that are not its own.
+    ``is_hooked``: whether it is run again under ``hooks``; ``is_anew``: with what the script made
+    before its first model call.
     """
 
     def __init__(self, tape: Tape, rng: RngState, marks: WeightMarks | None = None) -> None:
@@ -49,7 +51,10 @@ class TapedMicro:
         self.reduced = False
         self.reason = ""
         self._marks = marks or WeightMarks()
+        self.gives_weights = self.is_hooked = self.is_anew = False
         self._at_backward: list[Any] = []
+        self._asked: dict[int, Tensor] = {}
+        self._gives: list[tuple[Tensor, int]] = []
         self._variables: dict[int, str] | None = None
 
     def closed(self, raw: Sequence[Tensor]) -> None:
@@ -59,11 +64,56 @@ class TapedMicro:
         self.loss = total(raw if self.loss is None else [self.loss, *raw])
         self._at_backward = self._marks.of(self._models())
 
+    def asks(self, outputs: Iterable[Tensor]) -> None:
+        """Note that gradients of these were asked for, by a call that is recorded."""
+        for tensor in outputs:
+            slot = self.tape.slot(tensor)
+            if slot is not None:
+                self._asked[slot] = tensor.detach()
+
+    @property
+    def hooks(self) -> list[SavedHooks]:
+        """The script's own hooks on what autograd saves for its backward, each once: not those of a
+        library, whose state is not put back.
+        """
+        found = list(dict.fromkeys(call.hooks for call in self.tape.needed() if call.hooks))
+        own = [not any(map(is_of_library, pair)) for pair in found]
+        return found if all(own) else []
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether gradients of something were asked for."""
+        return bool(self._asked)
+
+    def closed_by(self, given: Sequence[tuple[Tensor, Tensor]]) -> bool:
+        """Close it with gradients that are made of what was asked for, each with its leaf; return
+        whether all of them are, and of which losses.
+        """
+        slots = [(leaf, self.tape.slot(gradient)) for leaf, gradient in given]
+        known = [(leaf, slot) for leaf, slot in slots if slot is not None]
+        if not known or len(known) < len(slots):
+            return False
+        tape, wanted = self.tape, {slot for _, slot in known}
+        ends = [at for at, c in enumerate(tape.calls) if wanted & {*c.results, *c.writes}]
+        calls, tape.calls = tape.calls, tape.calls[: ends[-1] + 1]
+        tape.asked = list(wanted)
+        read = {one.index for call in tape.needed() for one in call.held(Slot)}
+        tape.losses = [slot for slot in self._asked if slot in read]
+        if not tape.losses:
+            tape.asked, tape.calls = [], calls
+            return False
+        self._gives = known
+        self.loss = total([self._asked[slot] for slot in tape.losses])
+        self._at_backward = self._marks.of(self._models())
+        return True
+
     def until_now(self) -> TapedMicro:
         """Return what was recorded by now as a micro-batch of its own."""
         tape = copy.copy(self.tape)
         tape.calls, tape.losses = [*self.tape.calls], [*self.tape.losses]
-        return TapedMicro(tape, self.rng, self._marks)
+        micro = TapedMicro(tape, self.rng, self._marks)
+        micro._asked, micro.gives_weights = {**self._asked}, self.gives_weights
+        return micro
 
     def has_moved(self) -> bool:
         """Return whether the models that it called have other weights than at its backward.
@@ -104,7 +154,7 @@ class TapedMicro:
         values: dict[int, Tensor] = {}
         found: dict[Line, None] = {}
         for call in self.tape.needed():
-            if call.keep:
+            if call.keep or set(self.tape.asked).intersection(call.results):
                 continue
             given = [values[slot.index] for slot in call.held(Slot)]
             read = [one for one in call.held(Number) if values[one.slot].requires_grad]
@@ -157,6 +207,11 @@ class TapedMicro:
         calls = self.tape.calls
         return next((call for call in calls if call.rng is not None), calls[0]).autocast
 
+    def given_weights(self) -> list[Tensor]:
+        """Return the weights that models were called with, and that are not their own."""
+        given = [call.kwargs[WEIGHTS] for call in self.tape.calls if WEIGHTS in call.kwargs]
+        return [constant.tensor for constant in leaves(given, kind=Constant)]
+
     def trained(self) -> list[Tensor]:
         """Return the tensors that its backward may have given a gradient, each once."""
         held = [p for model in self._models() for p in model.parameters() if p.requires_grad]
@@ -174,16 +229,20 @@ class TapedMicro:
     def rerun(self, batch: Batch | None) -> Tensor:
         replaced = self._replaced(batch)
         values: dict[int, Tensor] = {}
-        needed = self.tape.needed()
+        needed = self.tape.needed(anew=self.is_anew)
         with _put_back(needed):
             for call in needed:
-                call.play(values, replaced)
+                call.play(values, replaced, hooked=self.is_hooked)
+        for leaf, slot in self._gives:
+            gradient = values[slot].detach()
+            leaf.grad = gradient.clone() if leaf.grad is None else leaf.grad + gradient
         return total(values[slot] for slot in self.tape.losses)
 
     def leaves(self) -> list[Tensor]:
         calls = self.tape.calls
         held = (c.tensor for call in calls for c in call.held(Constant))
-        return [tensor for tensor in held if tensor.requires_grad and tensor.is_leaf]
+        given = (leaf for leaf, _ in self._gives)
+        return [one for one in (*held, *given) if one.requires_grad and one.is_leaf]
 
     def _inputs(self) -> Iterator[tuple[str, Constant]]:
         """Yield names and tensors.

@@ -296,7 +296,7 @@ def _replayed(replay: Replay | None) -> list[str]:
         "different": f"it failed in {replay.num_failed} of them",
         "not_reproduced": "no failure",
     }[replay.fidelity]
-    return [f"replayed {times}: {outcome}"]
+    return [f"replayed {times}: {outcome}", *((replay.note,) if replay.note else ())]
 
 
 def _help(best: Diagnosis, proof: Proof | None) -> tuple[Block, ...]:

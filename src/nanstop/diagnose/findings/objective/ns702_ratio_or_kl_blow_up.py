@@ -82,7 +82,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 def _tokens(evidence: Evidence) -> Diagnosis | None:
     """Return ratios of single tokens beyond reason, which a small coefficient may hide."""
-    rows = evidence.probe.ratios if evidence.probe is not None else ()
+    ratios = evidence.probe.ratios if evidence.probe is not None else ()
+    rows = [row for row in ratios if not row.is_of_one]
     if not rows:
         return None
     worst = max(rows, key=lambda row: row.largest)

@@ -51,10 +51,13 @@ the forward itself loses digits, on both sides alike.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nanstop.diagnose.evidence.objective import RATIO_AT_ONCE, typical
+from nanstop.diagnose.evidence.reading import sighting
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence
-from nanstop.wording import number
+from nanstop.wording import listed, number
 
 MOST = 0.05
 """Nats a token on average. bfloat16 against another kernel costs 0.01 to 0.02."""
@@ -76,11 +79,30 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if logged is not None and logged >= MOST:
         cause = f"{number(logged)} nats a token between the rollout engine and the trainer"
         return _apart(cause, certain=logged >= MOST_CERTAIN)
+    if apart := _with_itself(evidence):
+        return apart
     weight = typical(evidence, _WEIGHT, least=2)
     if weight is not None and abs(weight - 1.0) >= MOST_WEIGHT:
         cause = f"importance weights are {number(weight)} on average, and 1 for one distribution"
         return _apart(cause, certain=False)
     return None
+
+
+def _with_itself(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding where a script's own loop compares a policy with itself."""
+    rows = evidence.probe.ratios if evidence.probe is not None else ()
+    worst = max((r for r in rows if r.is_of_one), key=lambda row: row.largest, default=None)
+    if worst is None:
+        return None
+    cause = (
+        f"{number(worst.largest)} nats a token between two passes of one model, with the same "
+        "weights and tokens"
+    )
+    tables = listed(worst.read_elsewhere)
+    others = f"one of them reads {tables} at other places" if tables else ""
+    found = _apart(cause, certain=False)
+    seen = sighting(evidence, "loss", op=worst.op)
+    return replace(found, lines=tuple(filter(None, (worst.line, others, *found.lines))), seen=seen)
 
 
 def _apart(cause: str, *, certain: bool) -> Diagnosis:

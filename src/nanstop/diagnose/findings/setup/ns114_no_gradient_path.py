@@ -27,7 +27,8 @@ A part that is cut off alone is told after 8 updates without a gradient of it, w
 another one with other values of it, in a micro-batch that is run again, or where its module is only
 run under `no_grad`; what nothing hangs on (a pooler) or somebody else moves (an average) is not. So
 is an optimizer none of whose parameters ever had a gradient, up to update 8: that of a generator
-whose samples were detached.
+whose samples were detached. Behind `torch.round` or a sign, whose derivative is 0, gradients are
+there and hold nothing but zeros: told where they come with that operation passed by.
 
 ## Example
 ```python
@@ -228,7 +229,7 @@ def _seen(evidence: Evidence, facts: RunFacts) -> Sighting | None:
         return None
     if _held_elsewhere(facts) is not None or path.replaced:
         return sighting(evidence, "optimizer")
-    met = is_mostly_unreached(path) or bool(path.stuck) or bool(path.cut)
+    met = is_mostly_unreached(path) or bool(path.stuck or path.cut or path.behind)
     return sighting(evidence, "backward") if met else None
 
 
@@ -279,6 +280,7 @@ def _cut_off(facts: RunFacts) -> Reason | None:
     return (
         _none_arrives(path)
         or _part_cut_off(path)
+        or _part_behind(path)
         or _part_replaced(facts, path)
         or _stuck(path)
         or _few_arrive(path)
@@ -310,6 +312,18 @@ def _part_cut_off(path: GradientPath) -> Reason | None:
     sure: Confidence = "possible" if path.cut_at else "likely"
     shown_at = path.cut_at or path.lost_at
     return Reason(sure, "a part is cut off", f"{cause}; {why}", f"{shown_at}  {advice}".strip())
+
+
+def _part_behind(path: GradientPath) -> Reason | None:
+    if not path.behind:
+        return None
+    cause = (
+        f"{counted(len(path.behind), 'tensor')} that the optimizer holds got gradients of zeros "
+        f"alone in the first updates: {listed(path.behind)}; with one operation passed by, whose "
+        "derivative is 0, they get others"
+    )
+    advice = "pass the gradient by: x + (torch.round(x) - x).detach()"
+    return Reason("likely", "a part lies behind a step", cause, f"{path.flat_at}  {advice}".strip())
 
 
 def _part_replaced(facts: RunFacts, path: GradientPath) -> Reason | None:

@@ -158,6 +158,7 @@ class FakeStep:
     view: PlainView
     batches: tuple = ({"x": torch.zeros(4)},)
     losses: tuple = (None,)
+    calls_script: bool = False
 
 
 def test_a_step_of_a_session_costs_and_holds_as_much_at_its_end_as_at_its_beginning(tmp_path):

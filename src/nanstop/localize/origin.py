@@ -361,7 +361,7 @@ class FailureOrigin:
         of = self.trace.ops[op.made_by] if op.made_by is not None else op
         if (event.name in LOGARITHMS or of is not op) and of.inputs:
             found = dataflow.rounded_to_zero(self.trace, of.inputs[0])
-        if found is None and divisor is not None and of is not op:
+        if found is None and divisor is not None and (of is not op or event.is_of_function):
             found = dataflow.rounded_to_zero(self.trace, divisor)
         return self.event(found) if found is not None else None
 

@@ -47,13 +47,20 @@ class FlatSteps:
         if number not in UPDATES:
             return []
         known = held if number == UPDATES[0] else self._zeros.get(optimizer, ())
-        given = [p for p in known if p.grad is not None and p.grad.layout == torch.strided]
+        given = [p for p in known if _is_plain(p.grad)]
         likely = _only_zeros(given, lambda grad: grad.reshape(-1)[:_STARTS])
         zeros = _only_zeros(likely, lambda grad: grad)
         if number == UPDATES[0] and len(zeros) == len(given):  # nobody learns
             zeros = []
         self._zeros[optimizer] = zeros
         return zeros if number == UPDATES[-1] else []
+
+
+def _is_plain(gradient: Tensor | None) -> bool:
+    """Return whether a gradient is here as a whole: asked of one that lies on several processes,
+    each would wait for the others.
+    """
+    return type(gradient) is Tensor and gradient.layout == torch.strided
 
 
 def _only_zeros(parameters: Sequence[Tensor], part: Any) -> list[Tensor]:

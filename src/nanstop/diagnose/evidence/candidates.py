@@ -37,7 +37,7 @@ def islands(event: OpEvent, facts: RunFacts) -> Candidates:
     back = Atom(remedy="island", target=event.module, value="float32->input")
     outer = Atom(remedy="outer_autocast", value=facts.autocast or _half_format(facts))
     own: Candidates = ((back,), (inside,), (inside, outer))
-    return (*own, *line) if event.module else (*line, *own, *logits)
+    return own if event.module else (*line, *own, *logits)
 
 
 def _own_line(event: OpEvent) -> Candidates:

@@ -27,12 +27,13 @@ from nanstop.replay.undo import exchanged
 _PLAIN, _GRADIENTS = 0, 2
 """Stages of ZeRO: none, and the last in which every process has all weights."""
 NEEDS_OTHERS = "DeepSpeed's engine takes the other processes to it"
+_LIBRARY = "deepspeed.runtime.engine"
 _APPLIES = "DeepSpeed applies the update inside its engine"
 
 
 def engine_class() -> Any:
     """Return the class of DeepSpeed's engines, None where it was not imported."""
-    library = sys.modules.get("deepspeed.runtime.engine")
+    library = sys.modules.get(_LIBRARY)
     return getattr(library, "DeepSpeedEngine", None)
 
 
@@ -44,7 +45,7 @@ def scaling_class() -> Any:
 
 
 def is_engine(module: nn.Module) -> bool:
-    kind = engine_class()
+    kind = getattr(sys.modules.get(_LIBRARY), "DeepSpeedEngine", None)
     return kind is not None and isinstance(module, kind)
 
 

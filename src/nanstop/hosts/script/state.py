@@ -30,7 +30,6 @@ from nanstop.hosts.tape.tape_calls import Cuts
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.gradient_accounts import GradientAccounts
-from nanstop.numerics.modules import lies_on_several
 from nanstop.replay.rng import RngNotes
 from nanstop.tracebacks import passes_through
 
@@ -201,13 +200,7 @@ class LoopState:
         window, accounts = self.window, self.accounts
         if window.is_rewritten or window.gradients is None or window.closed:
             return
-        roots = window.roots.values()
-        marks = self._marks.of_gradients(roots)
-        differ = marks != window.gradients
-        # Sharded weights have their gradients elsewhere while they are whole.
-        is_cleared = differ and not any(marks) and not any(map(lies_on_several, roots))
-        if is_cleared and self.idle and window.forget_cleared():
-            return
+        differ = self._marks.of_gradients(window.roots.values()) != window.gradients
         window.is_rewritten = differ or accounts.are_written
         accounts.are_written |= differ
 

@@ -163,18 +163,17 @@ class ScriptWindow:
         self.applied_scale, self.scaler = float(self.scaler.get_scale()), None
         return True
 
-    def forget_cleared(self) -> bool:
-        """Return whether the script has thrown away all gradients of the window while it is open:
-        their backwards belong to no update then.
+    def forget_cleared(self) -> None:
+        """Forget the backwards of the open window where a call has thrown all their gradients away:
+        they belong to no update. A script that sets them to None itself may have added them up.
         """
         if not self.micros or self.closed or self.judged:
-            return False
+            return
         held = (p for root in self.roots.values() for p in root.parameters())
         if any(p.grad is not None for p in held):
-            return False
+            return
         self.micros, self.clips = [], []
         self.gradients, self.is_rewritten = None, False
-        return True
 
     def updated_by_hand(self) -> None:
         """Note that the script makes the update itself: it cannot be left out."""

@@ -3,6 +3,7 @@ a failure is caught before its update.
 """
 
 import copy
+import gc
 import io
 import pickle
 import sys
@@ -441,6 +442,7 @@ def test_an_overflow_is_not_the_scalers_own_where_it_does_not_take_the_step(scri
 
 
 def test_a_scaler_that_no_loss_has_come_to_yet_is_known(script):
+    gc.collect()  # scalers of other scripts that have raised
     session = ReplayingSession()
     refusing = SCALED.replace(
         "logits = net(ids)", "logits = net(ids).masked_fill(ids[..., None] == 0, -1e9)"

@@ -208,5 +208,5 @@ def _scale_to_come(window: ScriptWindow) -> dict[str, float]:
     if window.scaler is not None or not taped or any(loss is not None for loss in taped):
         return {}
     made = living(torch.amp.GradScaler)
-    scales = [float(one.get_scale()) for one in made if one.is_enabled()]
-    return {"scaler": scales[0]} if scales else {}
+    scales = {float(one.get_scale()) for one in made if one.is_enabled()}
+    return {"scaler": scales.pop()} if len(scales) == 1 else {}

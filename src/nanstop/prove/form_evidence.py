@@ -14,7 +14,7 @@ from nanstop.prove.agreement import agree
 from nanstop.prove.exact import ExactRuns, Gaps, gaps_between
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom, Localization, op_kind
-from nanstop.records.remedies import FINITE, GUARDED
+from nanstop.records.remedies import FINITE, GUARDED, form_of
 from nanstop.remedies.apply import applied
 from nanstop.remedies.forms.mode import compared
 from nanstop.remedies.forms.typed import Typed, typed
@@ -44,7 +44,7 @@ def next_form(held: tuple[Atom, ...], place: Localization | None) -> tuple[Atom,
     if any(atom.target == target for atom in held):
         return None
     value = held[0].value
-    if value.partition(":")[0] == GUARDED:
+    if form_of(held[0])[0] == GUARDED:
         value = f"{GUARDED}:{op_kind(event.forward_op or event.op)}"
     return (*held, replace(held[0], target=target, value=value))
 

@@ -126,6 +126,14 @@ _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
 _ROW_VALUES = {"mean": "the mean", "normal": "the mean and a small normal deviation"}
 
 
+def form_of(atom: Atom) -> tuple[str, str]:
+    """Return the form that the value of another form of a line names, and for which operation, ""
+    where it is for all of them.
+    """
+    form, _, op = atom.value.partition(":")
+    return form, op
+
+
 def are_forms(atoms: tuple[Atom, ...]) -> bool:
     """Return whether a cure is nothing but other forms of lines."""
     return bool(atoms) and all(atom.remedy in FORMS for atom in atoms)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, product
 
 from nanstop.records import Atom, OpEvent, Proof
-from nanstop.records.remedies import FORMS, GUARDED, MASKED
+from nanstop.records.remedies import FORMS, GUARDED, MASKED, form_of
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.guarded import rewrite_guarded, rewrite_held
@@ -77,7 +77,7 @@ def ways_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
     """
     forms = forms_at(proof, atom)
     guards = [one for one in forms if one.remedy == "form"]
-    whole = (replace(one, value=GUARDED) for one in guards if _op_of(one))
+    whole = (replace(one, value=GUARDED) for one in guards if form_of(one)[1])
     masked = (replace(one, value=MASKED) for one in guards)
     return (*forms, *whole, *masked)
 
@@ -94,11 +94,6 @@ def edits_of(source: Source, atom: Atom, event: OpEvent | None) -> tuple[Edit, .
     if event is not None and event.source is not None and event.source.line != line:
         event = None  # what fails at this line, once the other one passes, is not recorded
     return form_edits(source, line, atom, event)
-
-
-def _op_of(atom: Atom) -> str:
-    """Return the operation that a guarded form is for where its value says so."""
-    return atom.value.partition(":")[2]
 
 
 def _is_form(atom: Atom) -> bool:
@@ -126,7 +121,7 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
         draft.masked = atom.value == MASKED
         draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
         try:
-            if _rewritten(draft, atom, _name(event) or _op_of(atom)):
+            if _rewritten(draft, atom, _name(event) or form_of(atom)[1]):
                 return draft.finished()
         except NotKnownError:
             continue

@@ -3,7 +3,6 @@ a failure is caught before its update.
 """
 
 import copy
-import gc
 import io
 import pickle
 import sys
@@ -17,7 +16,8 @@ from doubles.session import ScriptedSession
 from loop_scripts import ReplayingSession, run_script, same, weights
 from nanstop.decide.policy import IN_USE
 from nanstop.errors import TrainingStopped
-from nanstop.hosts.script import autowatch, tape_budget
+from nanstop.hosts.script import autowatch, steps, tape_budget
+from nanstop.living import living
 
 HEAD = """
 import torch
@@ -441,8 +441,11 @@ def test_an_overflow_is_not_the_scalers_own_where_it_does_not_take_the_step(scri
     assert session.steps
 
 
-def test_a_scaler_that_no_loss_has_come_to_yet_is_known(script):
-    gc.collect()  # scalers of other scripts that have raised
+def test_a_scaler_that_no_loss_has_come_to_yet_is_known(script, monkeypatch):
+    others = {id(one) for one in living(torch.amp.GradScaler)}  # of scripts that ran before
+    monkeypatch.setattr(
+        steps, "living", lambda kind: [o for o in living(kind) if id(o) not in others]
+    )
     session = ReplayingSession()
     refusing = SCALED.replace(
         "logits = net(ids)", "logits = net(ids).masked_fill(ids[..., None] == 0, -1e9)"

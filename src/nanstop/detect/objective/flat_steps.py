@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from nanstop.numerics.trained import held_by
 from nanstop.tracing.places import line_text, user_line
 
 if TYPE_CHECKING:
@@ -39,18 +40,19 @@ class FlatSteps:
     def __init__(self) -> None:
         self._zeros: WeakKeyDictionary[Any, list[Tensor]] = WeakKeyDictionary()
 
-    def note(self, optimizer: Any, held: Sequence[Tensor], number: int) -> list[Tensor]:
+    def note(self, optimizer: Any, number: int) -> list[Tensor]:
         """Return, before the last of the updates, what has had zeros alone in each of them, while
         others had a gradient. Synchronises the device in them, and reads a part of each gradient in
         the first.
         """
         if number not in UPDATES:
             return []
-        known = held if number == UPDATES[0] else self._zeros.get(optimizer, ())
+        is_first = number == UPDATES[0]
+        known = held_by(optimizer) if is_first else self._zeros.get(optimizer, ())
         given = [p for p in known if _is_plain(p.grad)]
         likely = _only_zeros(given, lambda grad: grad.reshape(-1)[:_STARTS])
         zeros = _only_zeros(likely, lambda grad: grad)
-        if number == UPDATES[0] and len(zeros) == len(given):  # nobody learns
+        if is_first and len(zeros) == len(given):  # nobody learns
             zeros = []
         self._zeros[optimizer] = zeros
         return zeros if number == UPDATES[-1] else []

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.detect.objective.inputs import TOLERANCE
+from nanstop.detect.objective.ratios import MOST_TRIED, are_compared, place_of
 from nanstop.detect.objective.references import last_trained, written
 from nanstop.detect.standstill import noises
 from nanstop.records import RatioRow, op_name
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 LEAST_NATS = 0.05
 """A token, on average: bfloat16 against another kernel costs 0.01 to 0.02."""
-MOST_TRIED = 4
 _MOVED = 0.5
 """By how much of their size weights are moved."""
 
@@ -58,13 +58,13 @@ class OnePolicy:
         self.read[has_graph].update(id(one) for one in args if isinstance(one, nn.Parameter))
         if base == "embedding":
             self.tokens[has_graph].setdefault(id(args[0]), args[1].detach().clone())
-        if base == "exp" and _place(args[0]) in self._differences:
-            at, nats = self._differences[_place(args[0])]
+        if base == "exp" and place_of(args[0]) in self._differences:
+            at, nats = self._differences[place_of(args[0])]
             self.nats[at] = nats
         if base != "sub" or not _are_scores(*args[:2]):
             return None
         nats = float((args[0].detach() - args[1].detach()).abs().mean())
-        return lambda result: self._differences.update({_place(result): (index, nats)})
+        return lambda result: self._differences.update({place_of(result): (index, nats)})
 
     def is_one(self, trained: set[int], table: int) -> bool:
         """Return whether what was read without a graph is what was read with one: all the weights
@@ -83,17 +83,9 @@ class OnePolicy:
 
 def _are_scores(first: Any, second: Any) -> bool:
     """Return whether two operands are log-probabilities, and a gradient comes to one of them."""
-    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
-        return False
-    if first.shape != second.shape or first.numel() < 2 or not first.is_floating_point():
-        return False
-    if first.requires_grad == second.requires_grad:
-        return False
-    return all(bool((one.detach() <= TOLERANCE).all()) for one in (first, second))
-
-
-def _place(tensor: Tensor) -> tuple[int, torch.Size]:
-    return tensor.data_ptr(), tensor.shape
+    return are_compared(first, second) and all(
+        bool((one.detach() <= TOLERANCE).all()) for one in (first, second)
+    )
 
 
 def apart_rows(step: Step, policy: OnePolicy) -> tuple[RatioRow, ...]:

@@ -55,9 +55,9 @@ class Ratios:
                 self._summed(args[0], result)
             elif base == "sub":
                 if _are_of_two(*args[:2]):
-                    self._differences.add(_place(result))
+                    self._differences.add(place_of(result))
                     self._compare(index, *args[:2])
-            elif _place(args[0]) in self._differences:
+            elif place_of(args[0]) in self._differences:
                 self.largest[index] = float(result.detach().amax())
 
         return done
@@ -86,19 +86,25 @@ class Ratios:
         return rows if len(rows) == len(sums) else None
 
 
-def _are_of_two(first: Any, second: Any) -> bool:
-    """Return whether two operands are log-probabilities of two models."""
+def are_compared(first: Any, second: Any) -> bool:
+    """Return whether two operands are numbers of one shape, and a gradient comes to one alone."""
     if not isinstance(first, Tensor) or not isinstance(second, Tensor):
         return False
     if first.shape != second.shape or first.numel() < 2 or not first.is_floating_point():
         return False
-    if first.requires_grad == second.requires_grad:
+    return first.requires_grad != second.requires_grad
+
+
+def _are_of_two(first: Any, second: Any) -> bool:
+    """Return whether two operands are log-probabilities of two models."""
+    if not are_compared(first, second):
         return False
     both = torch.stack([first.detach().float().flatten(), second.detach().float().flatten()])
     return bool((both <= TOLERANCE).all()) and bool((both < 0.0).any(1).all())
 
 
-def _place(tensor: Tensor) -> tuple[int, torch.Size]:
+def place_of(tensor: Tensor) -> tuple[int, torch.Size]:
+    """Return what tells a tensor from another one while it lives."""
     return tensor.data_ptr(), tensor.shape
 
 

@@ -41,16 +41,16 @@ class Asks:
         self._unseen = unseen
         self._kept = KeptAsks()
 
-    def take(self, parameters: Sequence[Tensor]) -> None:
-        """Close the micro-batch that is open where the gradients that an update is about to take
-        are what the script has asked for, and no backward has made any.
+    def take(self, parameters: Callable[[], Sequence[Tensor]]) -> None:
+        """Close the micro-batch that is open where the gradients that an update of ``parameters``
+        is about to take are what the script has asked for, and no backward has made any.
         """
         micro, window = self._state.micro, self._state.window
         if micro is None or window.micros or window.closed or not micro.is_asked:
             return
         with self._judge.looking("gradients were not followed"):
             self._state.drop()
-            if micro.closed_by([(p, p.grad) for p in parameters if p.grad is not None]):
+            if micro.closed_by([(p, p.grad) for p in parameters() if p.grad is not None]):
                 self._state.keep(micro)
 
     def grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:

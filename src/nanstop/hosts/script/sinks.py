@@ -50,7 +50,7 @@ class Sinks:
         judge: Judge,
         table: Table,
         *,
-        take_asked: Callable[[Sequence[Tensor]], None],
+        take_asked: Callable[[Callable[[], Sequence[Tensor]]], None],
     ) -> None:
         self._state = state
         self._judge = judge
@@ -117,7 +117,7 @@ class Sinks:
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         self._empty_clips.clipped(parameters, float(max_norm), user_line())
-        self._take_asked(parameters)
+        self._take_asked(lambda: parameters)
         if not self._state.window.micros or self._state.window.closed:
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         self._state.stop_expecting()
@@ -142,7 +142,7 @@ class Sinks:
         """Stand in for ``clip_grad_value_``, which turns Inf into the bound and leaves NaN."""
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         if self._state.idle:
-            self._take_asked(parameters)
+            self._take_asked(lambda: parameters)
         if not self._state.idle or not self._state.window.micros or self._state.window.closed:
             original(parameters, *args, **kwargs)
             return
@@ -168,7 +168,7 @@ class Sinks:
         self._state.stop_expecting()
         self._state.ignore_writes()
         if self._state.idle and scaler.is_enabled():
-            self._take_asked(held_by(optimizer))
+            self._take_asked(partial(held_by, optimizer))
             self._state.account(self._state.accounts.unscaling, optimizer)
             self._state.begin_sink()
         try:
@@ -217,7 +217,7 @@ class Sinks:
         if callable(closure):
             self._state.set_aside()
         else:
-            self._take_asked(held_by(optimizer))
+            self._take_asked(partial(held_by, optimizer))
             self._state.stop_expecting()
         self._state.ignore_writes()
         self._state.begin_sink()

@@ -18,7 +18,6 @@ from torch import Tensor, distributed, nn
 
 from nanstop.decide.agreement import Ranks
 from nanstop.detect.sentinel import norm_of_gradients
-from nanstop.errors import NanstopError
 from nanstop.hosts.replicas import ONE_COPY, Replicas
 from nanstop.hosts.sharded.flags import ByFlags, FailureFlags
 from nanstop.records import ReplicaFacts, SourceLine
@@ -45,8 +44,7 @@ def scaling_class() -> Any:
 
 
 def is_engine(module: nn.Module) -> bool:
-    kind = getattr(sys.modules.get(_LIBRARY), "DeepSpeedEngine", None)
-    return kind is not None and isinstance(module, kind)
+    return isinstance(module, engine_class() or ())
 
 
 def inside_engine(module: nn.Module) -> nn.Module:
@@ -261,12 +259,7 @@ class EngineReplicas(ByFlags):
         self._engine.clear()
 
     def average(self) -> None:
-        try:
-            self._engine.exchange()
-        except RuntimeError as error:
-            reason = f"the ranks did not exchange their gradients ({error})"
-            self.ranks.leave(reason)
-            raise NanstopError(reason) from error
+        self.exchange_or_leave(self._engine.exchange)
 
     def compare(self, step: int) -> ReplicaFacts | None:  # noqa: ARG002
         return None  # weights are sent anew after every update

@@ -5,6 +5,7 @@ Each rank has a part of each gradient, and what is not finite may lie in another
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -92,6 +93,17 @@ class ByFlags:
 
     def failed(self, *, mine: bool) -> bool:
         return self.anywhere(mine=mine)
+
+    def exchange_or_leave(self, exchange: Callable[[], object]) -> None:
+        """Have gradients exchanged by all ranks. Errors: ``NanstopError`` where that does not come
+        to an end; this rank has left the others then.
+        """
+        try:
+            exchange()
+        except RuntimeError as error:
+            reason = f"the ranks did not exchange their gradients ({error})"
+            self.ranks.leave(reason)
+            raise NanstopError(reason) from error
 
     def anywhere(self, *, mine: bool) -> bool:
         if self._flags is None:

@@ -92,12 +92,7 @@ class FsdpReplicas(ByFlags):
         for one, *has in zip(trained, *answers, strict=True):
             if "1" in has and whole_of(one).grad is None:
                 whole_of(one).grad = torch.zeros_like(whole_of(one))
-        try:
-            self._parts.reduce()
-        except RuntimeError as error:
-            reason = f"the ranks did not exchange their gradients ({error})"
-            self.ranks.leave(reason)
-            raise NanstopError(reason) from error
+        self.exchange_or_leave(self._parts.reduce)
 
     def compare(self, step: int) -> ReplicaFacts | None:  # noqa: ARG002
         return None  # no rank has what another has

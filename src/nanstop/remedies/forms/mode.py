@@ -9,7 +9,7 @@ from typing import Any
 
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
-from nanstop.records.remedies import FINITE, GUARDED, MASKED
+from nanstop.records.remedies import FINITE, GUARDED, MASKED, form_of
 from nanstop.remedies.forms import guarded, held, wide
 from nanstop.remedies.forms.calls import Call, line_in
 from nanstop.remedies.forms.comparison import Comparison
@@ -64,7 +64,7 @@ def form(_view: ModelView, atom: Atom) -> Iterator[None]:
     NanstopError for a form that there is not, and for a target that is no line.
     """
     file, line = _line_of(atom)
-    with on_stack(_at(file, line, _FORMS[_form_of(atom)]())):
+    with on_stack(_at(file, line, _FORMS[form_of(atom)[0]]())):
         yield
 
 
@@ -90,13 +90,9 @@ def _in_both(found: Comparison, call: Call, at_line: Callable[[], bool]) -> Any:
     return call.run()
 
 
-def _form_of(atom: Atom) -> str:
-    return atom.value.partition(":")[0]
-
-
 def _line_of(atom: Atom) -> tuple[str, int]:
     file, _, number = atom.target.rpartition(":")
-    if _form_of(atom) not in _FORMS:
+    if form_of(atom)[0] not in _FORMS:
         raise NanstopError(f"{atom}: unknown form", hint=f"one of: {', '.join(_FORMS)}")
     if not file or not number.isdecimal():
         raise NanstopError(f"{atom}: `{atom.target}` is not a line of a file")

@@ -128,7 +128,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "49a1b88d6ccec859")
+REPORT_FORM = (1, "a7308ddf52cd4561")
 
 
 def test_names():
@@ -194,6 +194,7 @@ def test_policy():
         "clip",
         "drop_micro",
         "drop_sample",
+        "finite_constant",
         "finite_fill",
         "form",
         "init_rows",

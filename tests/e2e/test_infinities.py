@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from e2e.test_forms import investigated, shown
+from e2e.test_forms import WIDTH, as_it_is, investigated, shown
 from nanstop.rewrite.operations import infinity_of
 from nanstop.rewrite.source import Source
 
@@ -77,6 +77,7 @@ def test_a_number_of_which_nothing_depends_is_proven(loss, code):
     assert incident.audit[-1].action.kind == "skip"
     assert "the program writes" in text
     assert "-1e4" in text.partition("in code:")[2]
+    assert incident.proof.typed in (None, incident.proof.minimal)  # None: what writes in place
 
 
 def test_it_is_applied_where_it_is_allowed():
@@ -98,6 +99,60 @@ def test_where_the_loss_depends_on_the_number_none_is_proven(loss):
     assert incident.diagnoses[0].code == "NS204"
     assert not any(atom.remedy == "finite_fill" for atom in incident.proof.minimal)
     assert "-1e4" not in text
+
+
+BANNED = torch.zeros(WIDTH)
+BANNED[2] = float("-inf")
+RATES = torch.ones(WIDTH)
+RATES[1] = float("inf")
+
+
+def padded_ratio(v, b):
+    """What is not read has no log-probability, and is left out of the sum once it is too late."""
+    old = v.detach().masked_fill(~b["m"], float("-inf"))
+    return ((v - old).exp() * b["m"]).mean()
+
+
+def banned(v, b):
+    """The entropy of choices of which one is banned by a constant."""
+    logp = (v + BANNED).log_softmax(-1)
+    return (logp.exp() * logp).sum(-1).mean()
+
+
+def unmet(v, b):
+    """An infinite weight of what no sample has."""
+    t = b["t"] * RATES.isfinite()
+    return F.binary_cross_entropy_with_logits(v, t, pos_weight=RATES)
+
+
+@pytest.mark.parametrize(
+    ("loss", "spoil", "remedy", "typed"),
+    [
+        (padded_ratio, one_less, "finite_fill", 'masked_fill(~b["m"], 0.0)'),
+        (banned, as_it_is, "finite_constant", "BANNED.clamp(min=-1e4)"),
+        (unmet, as_it_is, "finite_constant", "RATES.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)"),
+    ],
+)
+def test_what_is_left_out_later_is_proven_with_a_number(loss, spoil, remedy, typed):
+    kept = BANNED.clone(), RATES.clone()
+    incident, text = shown(loss, spoil)
+    assert incident.proof.verdict == "proven"
+    assert [atom.remedy for atom in incident.proof.minimal] == [remedy]
+    assert typed in text.partition("in code:")[2]
+    assert torch.equal(BANNED, kept[0])
+    assert torch.equal(RATES, kept[1])
+
+
+def met(v, b):
+    """An infinite weight of what samples have."""
+    return F.binary_cross_entropy_with_logits(v, b["t"], pos_weight=RATES)
+
+
+def test_a_weight_that_is_met_has_no_number():
+    incident, text = shown(met, as_it_is)
+    assert "`RATES` has held since before the step" in text
+    assert incident.proof.verdict == "none_found"
+    assert "nan_to_num" not in text
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ REMEDIES = {
     "form": Atom(remedy="form", target=f"{__file__}:1", value="guarded"),
     "held_fill": Atom(remedy="held_fill", target=f"{__file__}:1", value="held"),
     "finite_fill": Atom(remedy="finite_fill", target=f"{__file__}:1", value="1e4"),
+    "finite_constant": Atom(remedy="finite_constant", target=f"{__file__}:1", value="1e4:mask"),
     "fp32_line": Atom(remedy="fp32_line", target=f"{__file__}:1", value="float32"),
     "outer_autocast": Atom(remedy="outer_autocast", value="float16"),
     "loss_scale": Atom(remedy="loss_scale", value="0.5"),

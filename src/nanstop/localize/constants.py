@@ -4,11 +4,13 @@ before.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
+from nanstop.frozen import frozen
+from nanstop.localize.dataflow import of_infinities
 from nanstop.localize.slicing import range_of
-from nanstop.records import Localization, Origin
+from nanstop.records import Localization, Origin, SourceLine
 from nanstop.records.values import origin_of
 from nanstop.tracing.carried import carried_into
 from nanstop.tracing.holders import Holder
@@ -34,17 +36,45 @@ def written_number(trace: Trace, index: int, details: OpDetails | None) -> Value
     return None
 
 
-def held_infinity(trace: Trace, index: int, details: OpDetails | None) -> dict[str, Any]:
-    """Return fields of ``Localization``: the variable that has held an infinity which an op reads
-    since before the step.
+@frozen
+class HeldInfinity:
+    """An infinity that op ``read_by`` reads of what has held it since before the step. ``name``:
+    what a script's variable is called, or the end of a buffer's name. ``line``: that which made it.
     """
-    for value in trace.ops[index].inputs:
-        if value.storage.name or value.generation or value.storage.line is not None:
-            continue
-        holder = _holder(value, details) if range_of(trace, value).is_bad else None
-        if holder is not None and holder.before:
-            return {"held_in": holder.name, "held_at": holder.line}
-    return {}
+
+    read_by: int
+    name: str
+    line: SourceLine | None
+
+
+def held_infinity(
+    trace: Trace, index: int, details: Mapping[int, OpDetails]
+) -> HeldInfinity | None:
+    """Return where all infinities come from that an op reads, or that it makes NaN of, where a
+    variable of the script, or a buffer, has held them since before the step.
+    """
+    births = of_infinities(trace, index)
+    origins = births.external or [(index, value) for value in trace.ops[index].inputs]
+    read = [(min(at, index), value) for at, value in origins]  # what it reads itself has no reader
+    found = [(at, _held_since(trace, value, details.get(at))) for at, value in read]
+    known = [HeldInfinity(at, *held) for at, held in found if held is not None]
+    is_all = not births.inf and (not births.external or len(known) == len(births.external))
+    return known[0] if known and is_all else None
+
+
+def _held_since(
+    trace: Trace, value: Value, details: OpDetails | None
+) -> tuple[str, SourceLine | None] | None:
+    """Return the name and the line of what has held a bad value since before the step."""
+    if value.generation or value.storage.line is not None or not range_of(trace, value).has_inf:
+        return None
+    holder, name = _holder(value, details), value.storage.name or ""
+    origin = origin_of(value.storage.name)
+    if origin not in ("unknown", "from_batch", "from_buffer"):
+        return None
+    if holder is not None and holder.before:
+        return holder.name, holder.line
+    return (name.rpartition(".")[2].rpartition(" ")[2], None) if origin == "from_buffer" else None
 
 
 def as_constant(

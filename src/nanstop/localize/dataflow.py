@@ -237,15 +237,20 @@ def fills(trace: Trace, index: int) -> tuple[int, ...]:
     where an operation computed one of them. What reads a number that its own line writes down is
     a fill, too.
     """
-    op = trace.ops[index]
-    read = [value for value in op.inputs if value.slot >= 0 and range_of(trace, value).has_inf]
-    if not read or not any(range_of(trace, o).has_nan for o in op.outputs if o.slot >= 0):
-        return ()
-    births = trace_back(trace, read)
+    births = of_infinities(trace, index)
     placed = all(is_placed(trace.ops[i]) or _copies_number(trace, i) for i in births.inf)
     if not placed or not all(_is_filled_in(trace, *one) for one in births.external):
         return ()
     return tuple(sorted({*births.inf, *(reader for reader, _ in births.external)}, reverse=True))
+
+
+def of_infinities(trace: Trace, index: int) -> Births:
+    """Return where the infinities come from of which an op made NaN; nowhere where it made none."""
+    op = trace.ops[index]
+    read = [value for value in op.inputs if value.slot >= 0 and range_of(trace, value).has_inf]
+    if not read or not any(range_of(trace, o).has_nan for o in op.outputs if o.slot >= 0):
+        return Births((), (), ())
+    return trace_back(trace, read)
 
 
 def _is_filled_in(trace: Trace, reader: int, value: Value) -> bool:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
+from typing import Any
 
 from nanstop.localize import dataflow, slicing
 from nanstop.localize.constants import as_constant, held_infinity, written_number
@@ -218,9 +219,16 @@ class FailureOrigin:
             masks=self._made_masks(index, event),
             vanished=self._vanished(event),
             filled=next(map(self.event, dataflow.fills(self.trace, index)), None),
-            **held_infinity(self.trace, index, self._details.get(index)),
+            **self._held(index),
             counted=self._counted(event),
         )
+
+    def _held(self, index: int) -> dict[str, Any]:
+        """Return fields of ``Localization``: what has held an infinity that an op makes NaN of."""
+        held = held_infinity(self.trace, index, self._details)
+        if held is None:
+            return {}
+        return {"held_in": held.name, "held_at": held.line, "held_read": self.event(held.read_by)}
 
     def _made_masks(self, index: int, event: OpEvent) -> tuple[OpEvent, ...]:
         """Return what made the -inf of rows that are masked throughout, where no fill and no

@@ -14,7 +14,7 @@ from nanstop.prove.agreement import agree
 from nanstop.prove.exact import ExactRuns, Gaps, gaps_between
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom, Localization, op_kind
-from nanstop.records.remedies import FINITE, GUARDED, form_of
+from nanstop.records.remedies import FINITE, GUARDED, NUMBERED, form_of
 from nanstop.remedies.apply import applied
 from nanstop.remedies.forms.mode import compared
 from nanstop.remedies.forms.typed import Typed, typed
@@ -69,7 +69,8 @@ def is_any_number(
     micro-batch as ``run``, where that passes: where it does not, no number is the right one.
     """
     others = tuple(
-        replace(atom, value=FINITE[1]) if atom.remedy == "finite_fill" else atom for atom in atoms
+        replace(atom, value=FINITE[form_of(atom)[0]]) if atom.remedy in NUMBERED else atom
+        for atom in atoms
     )
     if others == atoms or run.failed:
         return True

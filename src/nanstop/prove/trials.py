@@ -39,7 +39,7 @@ from nanstop.records import (
     Trial,
 )
 from nanstop.records.formats import EPSILON
-from nanstop.records.remedies import are_forms
+from nanstop.records.remedies import NUMBERED, are_forms
 from nanstop.remedies.apply import applied
 from nanstop.remedies.data import dropped_micros, rebatch
 from nanstop.remedies.forward import FORMATS_CLASH
@@ -315,8 +315,10 @@ class Trials:
             return self._exact.is_unchanged(self._others[0], under)
         unchanged = values_unchanged(self._failing, atoms)
         if unchanged is None and are_forms(atoms):
-            return window_unchanged(self._failing, under)
-        return unchanged
+            unchanged = window_unchanged(self._failing, under)
+        # It passed, and so did another number, with the same loss and gradients.
+        is_any = all(atom.remedy in NUMBERED for atom in atoms)
+        return is_any or None if unchanged is None else unchanged
 
     def _is_causal(self, atoms: tuple[Atom, ...], micro: int) -> bool | None:
         """Return whether changing the last token leaves every earlier logit as it was;

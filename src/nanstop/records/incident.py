@@ -152,9 +152,12 @@ class Localization:
     filled: OpEvent | None = None
     """The fill by which the program wrote the infinity that the first bad op made NaN of."""
     held_in: str = ""
-    """The variable of the script that has held that infinity since before the step."""
+    """The variable of the script, or the buffer, that has held that infinity since before the step.
+    """
     held_at: SourceLine | None = None
     """The line that gave that variable its value, where the source says."""
+    held_read: OpEvent | None = None
+    """The operation that read the infinity of that variable."""
     in_float64: Finiteness = "unknown"
     """The first bad op's result where all that it goes back to is computed in float64."""
     counted: tuple[str, ...] = ()

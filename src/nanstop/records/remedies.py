@@ -81,6 +81,12 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
                 "write a finite number at {targets} in place of an infinity",
                 forward=True,
             ),
+            RemedyInfo(
+                "finite_constant",
+                "changes_training",
+                "read a finite number at {targets} where a constant has none",
+                forward=True,
+            ),
             RemedyInfo("fp32_line", "safe", "compute {targets} in float32", forward=True),
             RemedyInfo("island", "safe", "keep {targets} in float32", forward=True),
             RemedyInfo(
@@ -108,7 +114,7 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
 )
 """In the order in which remedies are applied: data, storage, forward, gradients, optimizer."""
 
-FORMS = ("stable_form", "held_fill", "finite_fill", "fp32_line", "form")
+FORMS = ("stable_form", "held_fill", "finite_fill", "finite_constant", "fp32_line", "form")
 """Remedies that write a failing line in another way."""
 GUARDED = "guarded"
 """The value of a guarded form. Where another line failed once the first one passed, it says after a
@@ -117,10 +123,14 @@ MASKED = "masked"
 """A guarded form that is typed element by element, where a shorter code gives another value or
 another gradient at what is left out.
 """
-FINITE = ("1e4", "2e4")
-"""Numbers in place of an infinity: float16 holds them, and the sum of two. The second tells whether
-it matters which: the cure is the first.
+NUMBERED = ("finite_fill", "finite_constant")
+"""Forms whose value is a number in place of one that is not finite."""
+FINITE = {"1e4": "2e4", "0": "1"}
+"""Such numbers: one so large that the exponential of its opposite is 0, of which float16 holds the
+sum of two, and one for what is left out of a sum. Each with the number that tells whether it
+matters which; the cure is the first.
 """
+FINITE_NUMBERS = (*FINITE, *FINITE.values())
 _SAMPLE = re.compile(r"\d+:\d+")
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
 _ROW_VALUES = {"mean": "the mean", "normal": "the mean and a small normal deviation"}

@@ -13,7 +13,7 @@ from nanstop.records import Atom
 from nanstop.records.remedies import remedy_of
 from nanstop.remedies import attention, data, precision, training
 from nanstop.remedies.data import dropped_micros, rebatch
-from nanstop.remedies.forms.mode import form
+from nanstop.remedies.forms.mode import finite_constant, form
 from nanstop.remedies.precision import reference
 from nanstop.replay.step import ModelView
 
@@ -51,6 +51,7 @@ TABLE: Mapping[str, Remedy] = MappingProxyType(
             Remedy("form", form),
             Remedy("held_fill", form),
             Remedy("finite_fill", form),
+            Remedy("finite_constant", finite_constant),
             Remedy("fp32_line", form),
             Remedy("island", precision.island),
             Remedy("outer_autocast", precision.outer_autocast),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.frozen import frozen
-from nanstop.numerics.tensors import nonfinite
+from nanstop.numerics.tensors import by_torch_alone, nonfinite
 from nanstop.numerics.trained import Trained, held_by
 from nanstop.replay.untouched import TensorMemory, copy_of, holds, versions_kept, write
 
@@ -120,10 +120,11 @@ class Snapshot:
             if not isinstance(value, Tensor):
                 return value
             old = spare.get(id(value))
-            if old is not None and old.tensor is value and old.fits():
-                old.copy.copy_(value.detach())
-                return old
-            copy = value.detach().to(device, copy=True) if device else value.detach().clone()
+            with by_torch_alone():  # no call of the script: no remedy of a line has a part in it
+                if old is not None and old.tensor is value and old.fits():
+                    old.copy.copy_(value.detach())
+                    return old
+                copy = value.detach().to(device, copy=True) if device else value.detach().clone()
             return _Kept(value, copy)
 
         self.trainable = trainable

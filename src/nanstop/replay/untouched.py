@@ -2,7 +2,8 @@
 
 Autograd refuses a backward through a tensor whose version is not the one that it was saved with,
 whatever its values are. What nanstop runs again writes tensors of the script in place; afterwards
-their versions are what they were.
+their versions are what they were. What is copied and put back is no call of the script: no function
+mode, a remedy's included, has a part in it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from nanstop.frozen import frozen
+from nanstop.numerics.tensors import by_torch_alone
 
 
 class Versions:
@@ -61,16 +63,17 @@ class TensorMemory:
     @classmethod
     def of(cls, tensor: Tensor) -> TensorMemory:
         """Return a tensor as it is now; the copy is on its device."""
-        memory = _memory(tensor)
-        return cls(tensor, tensor.data, memory, memory.clone())
+        with by_torch_alone():
+            memory = _memory(tensor)
+            return cls(tensor, tensor.data, memory, memory.clone())
 
     def put_back(self) -> None:
         """Have the tensor in its memory again, and there what was in it;
         its version does not move.
         """
-        if address(self.tensor) != address(self.place):
-            self.tensor.data = self.place
-        with torch.no_grad():
+        with torch.no_grad(), by_torch_alone():
+            if address(self.tensor) != address(self.place):
+                self.tensor.data = self.place
             self.memory.copy_(self.copy)
 
 
@@ -99,7 +102,7 @@ def _memory(tensor: Tensor) -> Tensor:
 
 def write(tensor: Tensor, values: Tensor) -> None:
     """Put the values that ``copy_of`` returned back into a tensor, in place."""
-    with torch.no_grad():
+    with torch.no_grad(), by_torch_alone():
         _once(tensor.detach()).copy_(values)
 
 
@@ -107,7 +110,8 @@ def copy_of(tensor: Tensor) -> Tensor:
     """Return a copy of a tensor; of an expanded one each element once, for no other can be
     written.
     """
-    return _once(tensor.detach()).clone()
+    with by_torch_alone():
+        return _once(tensor.detach()).clone()
 
 
 def holds(tensor: Tensor, copy: Tensor) -> bool:

@@ -133,6 +133,8 @@ def _rewritten(draft: Draft, atom: Atom, op: str) -> bool:
         return rewrite_held(draft)
     if atom.remedy == "finite_fill":
         return _in_finite(draft, atom.value)
+    if atom.remedy == "finite_constant":
+        return _read_finite(draft, *form_of(atom))
     if atom.remedy == "fp32_line":
         return _in_float32(draft, op)
     if atom.remedy == "stable_form":
@@ -171,9 +173,31 @@ def _in_finite(draft: Draft, number: str) -> bool:
             if value is None or not isinstance(node, ast.expr) or id(node) in taken:
                 continue
             taken.update(id(one) for one in ast.walk(node))
-            text = number if value > 0.0 else f"-{number}"
+            text = "0.0" if not float(number) else number if value > 0.0 else f"-{number}"
             draft.edits.append(Edit(*draft.source.span(node), text))
     return bool(taken)
+
+
+def _read_finite(draft: Draft, number: str, name: str) -> bool:
+    """Return whether what the statement reads by ``name``, or as an attribute of that name, could
+    be read with ``number`` where it is not finite; the draft holds it.
+    """
+    nodes = [node for root in expressions_of(draft.statement) for node in ast.walk(root)]
+    named = [node for node in nodes if isinstance(node, ast.Name | ast.Attribute)]
+    read = [one for one in named if name in (ast.unparse(one), getattr(one, "attr", ""))]
+    for node in read:
+        text = draft.source.segment(node)
+        draft.edits.append(Edit(*draft.source.span(node), f"{text}{finite_call(number)}"))
+    return bool(read)
+
+
+def finite_call(number: str) -> str:
+    """Return what is typed behind a constant to have ``number`` where it is not finite; a large one
+    stands for a mask's -Inf.
+    """
+    if float(number):
+        return f".clamp(min=-{number})"
+    return ".nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)"
 
 
 def _in_float32(draft: Draft, op: str) -> bool:

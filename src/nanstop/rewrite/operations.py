@@ -87,7 +87,8 @@ def operation(source: Source, node: ast.AST) -> Operation | None:
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return Operation(_OPERATORS[type(node.op)], node, (node.left, node.right))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return Operation("neg", node, (node.operand,))
+        is_number = number_of(node) is not None or infinity_of(source, node) is not None
+        return None if is_number else Operation("neg", node, (node.operand,))
     if not isinstance(node, ast.Call) or any(isinstance(one, ast.Starred) for one in node.args):
         return None
     keywords = {one.arg: one.value for one in node.keywords if one.arg is not None}

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Mapping
 
 from nanstop.records import Atom, Report
-from nanstop.records.remedies import FORMS
+from nanstop.records.remedies import FORMS, NUMBERED, form_of
 from nanstop.rewrite.arguments import Settings, literal
+from nanstop.rewrite.form_code import finite_call
 from nanstop.rewrite.island import island_lines
 
 _STABLE: Mapping[str, str] = {
@@ -70,13 +71,13 @@ def said(
         return f"after the model is made:\n{code}"
     if atom.remedy == "held_fill":
         return f"{atom.target}: fill with `torch.finfo(x.dtype).min`"
-    if atom.remedy == "finite_fill":
-        return f"{atom.target}: write {atom.value}, or -{atom.value}, in place of the infinity"
     if atom.remedy == "fp32_line":
         return (
             f"{atom.target}: call `.float()` on what it reads, and compute it under "
             f'`torch.autocast("{device}", enabled=False)` where autocast is on'
         )
+    if atom.remedy in NUMBERED:
+        return _number(atom)
     if atom.remedy in FORMS:
         return _form(atom, report)
     if settings:
@@ -105,6 +106,13 @@ def behind_islands(atoms: tuple[Atom, ...], report: Report) -> tuple[str, ...]:
 def untyped(atom: Atom) -> str:
     """Return what is said of a form whose code does something else on the failing step."""
     return f"{atom.target}: no code is known that gives there what the cure gives"
+
+
+def _number(atom: Atom) -> str:
+    number, name = form_of(atom)
+    if atom.remedy == "finite_constant":
+        return f"{atom.target}: read `{name}{finite_call(number)}`"
+    return f"{atom.target}: write {number}, or its opposite, in place of the infinity"
 
 
 def _form(atom: Atom, report: Report) -> str:

@@ -127,7 +127,28 @@ def finite_fill(evidence: Evidence) -> Candidates:
     if found is None:
         return ()
     target = _place(found.first_bad if found.is_written else found.filled)
-    return ((Atom(remedy="finite_fill", target=target, value=FINITE[0]),),) if target else ()
+    numbers = FINITE if target else ()
+    return tuple((Atom(remedy="finite_fill", target=target, value=one),) for one in numbers)
+
+
+def finite_constant(evidence: Evidence) -> Candidates:
+    """Return the read of a constant, or of a buffer, that is not finite with finite numbers: with
+    the opposite of a large one only where it masks by -Inf. Which, is the experiment's to say.
+    """
+    found = evidence.localization
+    if found is None:
+        return ()
+    is_constant = found.origin in ("from_constant", "from_buffer")
+    event = found.first_bad if is_constant else found.held_read
+    read = [one for one in event.inputs if not one.finite] if event is not None else []
+    target = _place(event)
+    if not target or len(read) != 1:
+        return ()
+    masks = not read[0].nan and not read[0].posinf
+    numbers = tuple(FINITE) if masks else tuple(FINITE)[1:]
+    name = found.culprit if is_constant else found.held_in
+    atoms = (Atom(remedy="finite_constant", target=target, value=f"{n}:{name}") for n in numbers)
+    return tuple((atom,) for atom in atoms)
 
 
 def _line(evidence: Evidence) -> str:
@@ -141,7 +162,8 @@ def _place(event: OpEvent | None) -> str:
 
 def at_the_line(evidence: Evidence) -> Candidates:
     """Return other forms of the failing line, then the window without what it fails on."""
-    return (*forms(evidence), *finite_fill(evidence), *without_rows(evidence))
+    written = (*finite_fill(evidence), *finite_constant(evidence))
+    return (*forms(evidence), *written, *without_rows(evidence))
 
 
 def without_rows(evidence: Evidence) -> Candidates:

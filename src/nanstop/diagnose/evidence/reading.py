@@ -179,8 +179,13 @@ def rounded_at(evidence: Evidence) -> tuple[str, ...]:
 
 
 def written_at(evidence: Evidence) -> tuple[str, ...]:
-    """Return the fill by which the program wrote the infinity that the first bad op reads."""
+    """Return where the infinity that the first bad op reads comes from, where the program wrote it
+    by a fill, or a variable or a buffer has held it.
+    """
     found = evidence.localization
+    if found is not None and found.held_in:
+        made = f": `{found.held_at.text}` at {found.held_at.short}" if found.held_at else ""
+        return (f"the Inf is one that `{found.held_in}` has held since before the step{made}",)
     source = found.filled.source if found is not None and found.filled is not None else None
     if source is None:
         return ()

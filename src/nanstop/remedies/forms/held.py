@@ -1,5 +1,5 @@
 """A fill with a number beyond the format: with the farthest that the format holds. One with an
-infinity: with a finite number.
+infinity: with a finite number. A constant that is not finite: read with finite numbers.
 """
 
 from __future__ import annotations
@@ -58,3 +58,24 @@ def finite_of(number: float) -> Callable[[Call, Callable[[], bool]], Any]:
         return replace(call, args=tuple(map(one, call.args)), kwargs=kwargs).run()
 
     return answer
+
+
+def constants_as(number: float) -> Callable[[Call, Callable[[], bool]], Any]:
+    """Return a form in which a call reads ``number``, and for -Inf its opposite, where a tensor
+    that no gradient is asked of is not finite.
+    """
+
+    def one(value: Any) -> Any:
+        return value.nan_to_num(number, number, -number) if _may_be_constant(value) else value
+
+    def answer(call: Call, at_line: Callable[[], bool]) -> Any:
+        if not any(map(_may_be_constant, (*call.args, *call.kwargs.values()))) or not at_line():
+            return call.run()
+        kwargs = {name: one(value) for name, value in call.kwargs.items()}
+        return replace(call, args=tuple(map(one, call.args)), kwargs=kwargs).run()
+
+    return answer
+
+
+def _may_be_constant(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and not value.requires_grad

@@ -9,7 +9,7 @@ from typing import Any
 
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
-from nanstop.records.remedies import FINITE, GUARDED, MASKED, form_of
+from nanstop.records.remedies import FINITE_NUMBERS, GUARDED, MASKED, form_of
 from nanstop.remedies.forms import guarded, held, wide
 from nanstop.remedies.forms.calls import Call, line_in
 from nanstop.remedies.forms.comparison import Comparison
@@ -26,7 +26,7 @@ _BACKWARDS = ("backward", "grad")
 _FORMS: Mapping[str, Callable[[], Form]] = {
     "log_space": lambda: LogSpace().call,
     "held": lambda: held.answer,
-    **{number: partial(held.finite_of, float(number)) for number in FINITE},
+    **{number: partial(held.finite_of, float(number)) for number in FINITE_NUMBERS},
     "float32": lambda: wide.answer,
     **dict.fromkeys((GUARDED, MASKED), lambda: guarded.answer),
 }
@@ -65,6 +65,16 @@ def form(_view: ModelView, atom: Atom) -> Iterator[None]:
     """
     file, line = _line_of(atom)
     with on_stack(_at(file, line, _FORMS[form_of(atom)[0]]())):
+        yield
+
+
+@contextmanager
+def finite_constant(_view: ModelView, atom: Atom) -> Iterator[None]:
+    """Have what the line ``atom.target`` reads of tensors without a gradient, and is not finite, be
+    ``atom.value`` inside, or for -Inf its opposite. Raises what ``form`` does.
+    """
+    file, line = _line_of(atom)
+    with on_stack(_at(file, line, held.constants_as(float(form_of(atom)[0])))):
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nanstop.records import Alternative, Proof, Reference, Trial
+from nanstop.records.remedies import NUMBERED
 from nanstop.wording import counted
 
 _NEAR = 1e-2
@@ -56,8 +57,8 @@ def _nearness(proof: Proof) -> str:
     if proof.reference is not None and proof.reference.outcome != "pass":
         unchanged = [trial.rows_unchanged for trial in proof.passing]
         known = [one for one in unchanged if one is not None]
-        widest = proof.reference.widest
-        return "healthy rows unchanged" if known and all(known) else f"{widest} fails too"
+        kept = known and all(known)
+        return _kept(proof) if kept else f"{proof.reference.widest} fails too"
     if not gaps:
         return ""
     cosines = [trial.grad_cosine for trial in proof.passing if trial.grad_cosine is not None]
@@ -84,8 +85,14 @@ def _differs(proof: Proof) -> str:
     """
     kept = any(trial.rows_unchanged for trial in proof.passing)
     if kept or proof.verdict == "isolated":
-        return "healthy rows unchanged" if kept else ""
+        return _kept(proof) if kept else ""
     return f"other numbers than in {_exact(proof.reference)}"
+
+
+def _kept(proof: Proof) -> str:
+    if any(atom.remedy in NUMBERED for atom in proof.minimal):
+        return "the same with another number"
+    return "healthy rows unchanged"
 
 
 def _exact(reference: Reference | None) -> str:

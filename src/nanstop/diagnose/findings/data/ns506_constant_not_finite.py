@@ -36,7 +36,10 @@ weights.nan_to_num(posinf=0.0).isfinite().all()   # tensor(True)
    and one pass over the constant.
 
 ## Fix safety
-Other weights are another objective: nanstop changes none of them.
+Other weights are another objective. Where another number in place of what is not finite makes no
+difference (a mask's -Inf that is multiplied by 0, the weight of a class that has no sample), the
+constant can be read with one: it is proven with two numbers that come to the same, and applied only
+with `--allow finite_constant`. Where it makes one, nanstop changes nothing.
 
 ## Not to be confused with
 NS501: the bad value comes with the batch, and other batches are good. NS401: a parameter of the
@@ -49,6 +52,7 @@ model is not finite. NS204: the step itself computes the bad value.
 
 from __future__ import annotations
 
+from nanstop.diagnose.evidence.candidates import finite_constant
 from nanstop.diagnose.evidence.reading import bad_counts
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, Localization, TensorStats
@@ -79,6 +83,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confidence="certain",
         lines=(f"{given} in line {made.line}: `{made.text}`",) if made is not None else (),
         where=found.culprit or "",
+        remedies=finite_constant(evidence) if before else (),
     )
 
 
@@ -94,6 +99,7 @@ def _buffer(evidence: Evidence, found: Localization, name: str, held: str) -> Di
         cause=f"{held}, {since}: no operation of this step has made it",
         confidence="certain",
         where=found.culprit or "",
+        remedies=finite_constant(evidence),
         usual_cure=f"Begin with a finite {name}, read of it only what was written, and write to it "
         "only what is finite (`torch.isfinite`).",
     )

@@ -70,7 +70,6 @@ from nanstop.records.formats import NARROW
 from nanstop.wording import number
 
 _OF_POSITIVE = ("sqrt", "rsqrt", "log", "log2", "log10")
-_UNTRIED = "not tried: a finite number in its place, where it is made"
 _ALIGNMENTS = ("_ctc_loss", "_cudnn_ctc_loss")
 _NO_PATH = (
     "a text has more labels than its frames can spell, with a blank between two that are equal"
@@ -105,7 +104,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=(
             *rounded_at(evidence),
             *in_float64(evidence),
-            *_fill(evidence),
+            *written_at(evidence),
             *_writing_line(evidence),
             *((_LEAVE_OUT,) if _does_not_fit(event) else ()),
         ),
@@ -157,16 +156,6 @@ def _is_brought_in(evidence: Evidence) -> bool:
     """Return whether a line brings in what was computed before it, where no operation is seen."""
     found = evidence.localization
     return found is not None and found.made is not None and not found.is_written
-
-
-def _fill(evidence: Evidence) -> tuple[str, ...]:
-    """Return the fill that wrote the infinity which was read, or the variable that holds it."""
-    found = evidence.localization
-    if found is not None and found.held_in:
-        made = f": `{found.held_at.text}` at {found.held_at.short}" if found.held_at else ""
-        held = f"the Inf is one that `{found.held_in}` has held since before the step{made}"
-        return held, _UNTRIED
-    return written_at(evidence)
 
 
 def _writing_line(evidence: Evidence) -> tuple[str, ...]:

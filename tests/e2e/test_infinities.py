@@ -150,7 +150,7 @@ def met(v, b):
 
 def test_a_weight_that_is_met_has_no_number():
     incident, text = shown(met, as_it_is)
-    assert "`RATES` has held since before the step" in text
+    assert "`RATES` holds +Inf x 1; it was so before the step" in text
     assert incident.proof.verdict == "none_found"
     assert "nan_to_num" not in text
 
@@ -176,3 +176,24 @@ def test_how_an_infinity_is_spelled(text, value):
     found = infinity_of(source, node)
     assert (found is None) == (value is None)
     assert found is None or found == value * float("inf")
+
+
+def volume(v, b):
+    """The logarithm of a determinant below 0: it is torch that writes the NaN."""
+    return -torch.logdet(-torch.eye(3) * v[0, 0].exp()) + v.mean()
+
+
+def test_a_number_that_the_line_does_not_spell_is_not_said_to_be_of_the_program():
+    incident, text = shown(volume, as_it_is)
+    assert incident.diagnoses[0].code == "NS204"
+    assert "nan that the line does not spell reaches the loss" in text
+
+
+def over(v, b):
+    return F.cross_entropy(v, b["y"], weight=RATES, label_smoothing=0.1)
+
+
+def test_what_a_line_makes_nan_of_is_the_constant():
+    incident, text = shown(over, as_it_is)
+    assert incident.diagnoses[0].code == "NS506"
+    assert "`RATES` holds +Inf x 1; it was so before the step" in text

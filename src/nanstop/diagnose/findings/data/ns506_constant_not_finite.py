@@ -52,7 +52,7 @@ model is not finite. NS204: the step itself computes the bad value.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.candidates import finite_constant
+from nanstop.diagnose.evidence.candidates import at_the_line, finite_constant
 from nanstop.diagnose.evidence.reading import bad_counts
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, Localization, TensorStats
@@ -63,28 +63,40 @@ def check(evidence: Evidence) -> Diagnosis | None:
     has made.
     """
     found = evidence.localization
-    if found is None or found.origin not in ("from_constant", "carried_over", "from_buffer"):
+    if found is None:
         return None
-    name = f"`{found.culprit}`" if found.culprit else "a constant"
+    is_read = _is_read_here(found)
+    if not is_read and found.origin not in ("from_constant", "carried_over", "from_buffer"):
+        return None
+    culprit, made = (found.held_in, found.held_at) if is_read else (found.culprit, found.made)
+    name = f"`{culprit}`" if culprit else "a constant"
     operand = _operand(found)
     held = f"{name} holds {bad_counts(operand)}" if operand is not None else f"{name} is not finite"
     if found.origin == "carried_over":
         return _carried(found, name, held)
     if found.origin == "from_buffer":
         return _buffer(evidence, found, name, held)
-    before, made = found.made_before, found.made
+    before = is_read or found.made_before
     since = "it was so before the step" if before else "nothing that was run again has made it so"
     what = "constant" if made is not None and before else "state of the script"
     given = "made" if before else "given its values"
+    tried = at_the_line(evidence) if is_read else finite_constant(evidence)
     return Diagnosis(
         code="NS506",
         title=f"{what} not finite: {name}",
         cause=f"{held}; {since}",
         confidence="certain",
         lines=(f"{given} in line {made.line}: `{made.text}`",) if made is not None else (),
-        where=found.culprit or "",
-        remedies=finite_constant(evidence) if before else (),
+        where=culprit or "",
+        remedies=tried if before else (),
     )
+
+
+def _is_read_here(found: Localization) -> bool:
+    """Return whether the first bad op itself makes NaN of an infinity from before the step."""
+    event, reader = found.first_bad, found.held_read
+    is_read = event is not None and reader is not None and event.index == reader.index
+    return is_read and found.origin == "born_here"
 
 
 def _buffer(evidence: Evidence, found: Localization, name: str, held: str) -> Diagnosis:

@@ -165,9 +165,12 @@ def _writing_line(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _title(evidence: Evidence, event: OpEvent, written: str) -> str:
+    """A function that the line calls may have written it: `torch.logdet` of a determinant below 0."""
     found = evidence.localization
     if not written or found is None or "loss" not in found.reaches:
         return f"`{op_name(event.op)}` is undefined for its inputs"
+    if not found.is_written and found.made is None:
+        return f"{written} that the line does not spell reaches the loss"
     return f"{written} of the program reaches the loss"
 
 
@@ -193,6 +196,9 @@ def _made(evidence: Evidence, event: OpEvent, output: TensorStats, written: str)
         return f"{kind}: {_NO_PATH}"
     if not given:
         below = f", the least of them {number(least)}" if least < 0.0 else ""
+        empty = next((s.name for s in event.inputs if s.name and s.shape and not s.absmax), None)
+        if empty:
+            return f"{kind} from finite inputs: `{empty}` is 0 throughout"
         return f"{kind} from finite inputs{below}"
     return f"{kind} from an Inf that it reads"
 
@@ -231,7 +237,7 @@ RULE = Rule(
     ("incident",),
     yields_to=(
         *("NS202", "NS203", "NS205", "NS206", "NS207"),
-        *("NS404", "NS502", "NS503", "NS602"),
+        *("NS404", "NS502", "NS503", "NS506", "NS602"),
     ),
     beside=("NS108", "NS504"),
 )

@@ -191,16 +191,21 @@ def _made(evidence: Evidence, event: OpEvent, output: TensorStats, written: str)
     outside = _outside(event) if output.nan and not given else ""
     if outside:
         return f"{kind} from {outside}"
-    least = min((stats.minimum or 0.0 for stats in event.inputs), default=0.0)
     if _does_not_fit(event):
         return f"{kind}: {_NO_PATH}"
-    if not given:
-        below = f", the least of them {number(least)}" if least < 0.0 else ""
-        empty = next((s.name for s in event.inputs if s.name and s.shape and not s.absmax), None)
-        if empty:
-            return f"{kind} from finite inputs: `{empty}` is 0 throughout"
-        return f"{kind} from finite inputs{below}"
-    return f"{kind} from an Inf that it reads"
+    return f"{kind} from an Inf that it reads" if given else _of_finite(event, kind)
+
+
+def _of_finite(event: OpEvent, kind: str) -> str:
+    """Return what came out of finite numbers that no other sentence knows."""
+    empty = next(
+        (one.name for one in event.inputs if one.name and one.shape and not one.absmax), ""
+    )
+    if empty:
+        return f"{kind} from finite inputs: `{empty}` is 0 throughout"
+    least = min((stats.minimum or 0.0 for stats in event.inputs), default=0.0)
+    below = f", the least of them {number(least)}" if least < 0.0 else ""
+    return f"{kind} from finite inputs{below}"
 
 
 def _outside(event: OpEvent) -> str:

@@ -165,7 +165,7 @@ def _writing_line(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _title(evidence: Evidence, event: OpEvent, written: str) -> str:
-    """A function that the line calls may have written it: `torch.logdet` of a determinant below 0."""
+    # A function that a line calls may write it: `torch.logdet` of a determinant below 0.
     found = evidence.localization
     if not written or found is None or "loss" not in found.reaches:
         return f"`{op_name(event.op)}` is undefined for its inputs"

@@ -884,6 +884,29 @@ def test_a_row_that_nothing_read_was_bad_all_along():
     assert found.cause == "1 parameter not finite before the first step"
 
 
+@pytest.mark.parametrize(
+    ("losses", "norms", "loaded", "code"),
+    [
+        ({3: 0.5}, {3: 1.0}, (), "NS402"),
+        ({3: 0.5}, {}, (), "NS401"),
+        ({3: 0.5}, {3: math.inf}, (), "NS401"),
+        ({2: 0.5}, {2: 1.0}, (), "NS401"),
+        ({3: 0.5}, {3: 1.0}, (stats("float32", name="w", nan=8),), "NS401"),
+    ],
+)
+def test_weights_that_a_finite_step_leaves_broken_are_its_updates(losses, norms, loaded, code):
+    found = localization(event(), origin="from_param", culprit="w")
+    given = evidence(found, RunFacts(odd_weights=loaded))
+    history = tuple(
+        Series(name=name, steps=tuple(values), values=tuple(values.values()))
+        for name, values in (("loss_raw", losses), ("grad_norm", norms))
+    )
+    at = StepId(run="r", step=4)
+    then = replace(given.incident, at=at, history=history, bad_params=("w",))
+    said = [one.code for one in diagnose(replace(given, incident=then), "incident")]
+    assert [one for one in said if one in ("NS401", "NS402")] == [code]
+
+
 def refused(op, *inputs, message, **fields):
     """An operation that raised."""
     raised = event(op=op, inputs=inputs, outputs=(), **fields)

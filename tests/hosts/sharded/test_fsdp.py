@@ -125,7 +125,7 @@ def test_what_the_policy_says_is_done_by_every_rank(tmp_path, policy):
 def test_weights_that_an_update_has_broken_stop_every_rank(tmp_path):
     together(tmp_path / "ranks", "sharded", "eps", codes=(3, 3))
     (row,), (report,) = incidents(tmp_path / "ranks")
-    assert (row["code"], row["step"], row["action"]) == ("NS401", 1, "stop")
+    assert (row["code"], row["step"], row["action"]) == ("NS402", 1, "stop")
     assert report["incident"]["born_on"] == [0, 1]
 
 

@@ -266,6 +266,26 @@ def series_values(evidence: Evidence, name: str) -> tuple[tuple[int, float], ...
     return ()
 
 
+def came_broken(evidence: Evidence, names: Iterable[str]) -> bool:
+    """Return whether weights were not finite when they were loaded: what nothing reads leaves
+    losses finite.
+    """
+    loaded = {stats.name for stats in standing(evidence).odd_weights if not stats.finite}
+    return loaded.issuperset(names)
+
+
+def breaking_update(evidence: Evidence) -> int | None:
+    """Return the step after whose update weights are found not finite: its loss and its gradients
+    were finite. None where the numbers of the run do not say so.
+    """
+    incident = evidence.incident
+    if incident is None or not incident.bad_params or came_broken(evidence, incident.bad_params):
+        return None
+    step = incident.at.step - 1
+    seen = (dict(series_values(evidence, name)).get(step) for name in ("loss_raw", "grad_norm"))
+    return step if all(value is not None and math.isfinite(value) for value in seen) else None
+
+
 def lost_squares(facts: RunFacts, dtype: str) -> str:
     """Return which second moments a state in ``dtype`` loses, as text; "" for none."""
     optimizer = facts.optimizer

@@ -46,7 +46,7 @@ from __future__ import annotations
 import math
 
 from nanstop.diagnose.evidence.candidates import Candidates
-from nanstop.diagnose.evidence.reading import series_values, standing
+from nanstop.diagnose.evidence.reading import breaking_update, came_broken, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, Diagnosis, Evidence
 from nanstop.wording import counted, listed
@@ -56,6 +56,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if parameters were bad before the forward pass."""
     found, incident = evidence.localization, evidence.incident
     if found is not None and found.key.phase == "optimizer":
+        return None
+    if breaking_update(evidence) is not None:  # then it is NS402
         return None
     named = incident.bad_params if incident is not None else ()
     if found is not None and found.origin == "from_param" and found.culprit:
@@ -74,15 +76,13 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def _since(evidence: Evidence, named: tuple[str, ...]) -> str:
-    """Return how long the weights have been so, as far as losses of this run tell: what nothing
-    reads leaves them finite.
+    """Return how long the weights have been so, as far as losses of this run tell.
 
     An optimizer that evaluates its loss again and again (LBFGS), or a script that moves weights
     within a step (SAM), breaks them in the step in which they are found.
     """
     incident = evidence.incident
-    loaded = {stats.name for stats in standing(evidence).odd_weights if not stats.finite}
-    if loaded.issuperset(named):  # rows that nothing read leave the losses finite
+    if came_broken(evidence, named):
         return " before the first step"
     healthy = [step for step, loss in series_values(evidence, "loss_raw") if math.isfinite(loss)]
     if healthy and incident is not None and healthy[-1] == incident.at.step:

@@ -63,6 +63,7 @@ from nanstop.diagnose.evidence.candidates import (
     updated_in_half,
 )
 from nanstop.diagnose.evidence.reading import (
+    breaking_update,
     lost_squares,
     reached,
     squares_gradients,
@@ -92,7 +93,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
     found = evidence.localization
     if found is None:
         return _foreseen(evidence)
-    if found.key.phase != "optimizer" or found.origin == "from_state":
+    if found.key.phase != "optimizer":
+        return _found_later(evidence)
+    if found.origin == "from_state":
         return None
     broken = reached(found) or ((found.culprit,) if found.culprit else ())
     facts = standing(evidence)
@@ -132,6 +135,33 @@ def _foreseen(evidence: Evidence) -> Diagnosis | None:
         lines=("rehearsed on a sample of the weights: not finite there, and finite in float32",),
         remedies=_remedies(facts),
         where=broken[0],
+    )
+
+
+def _found_later(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding where the update that broke the weights could not be made again."""
+    step, incident = breaking_update(evidence), evidence.incident
+    if step is None or incident is None:
+        return None
+    facts, broken = standing(evidence), incident.bad_params
+    _, cause = _cause(facts, None)
+    return Diagnosis(
+        code="NS402",
+        title=f"weights not finite since the update of step {step}: {listed(broken)}",
+        cause=cause,
+        confidence="likely",
+        lines=(
+            (
+                f"loss and gradients of step {step} were finite; "
+                f"{counted(len(broken), 'parameter')} not finite in the next forward pass"
+            ),
+            (
+                "the update could not be made again: where the script itself writes to weights or "
+                "gradients, look there first"
+            ),
+        ),
+        where=broken[0],
+        usual_cure=f"go back to weights from before step {step}, and mend what made that update",
     )
 
 

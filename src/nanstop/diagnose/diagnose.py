@@ -58,6 +58,8 @@ def examine(evidence: Evidence, when: str, catalogue: Sequence[Rule] = CATALOGUE
 def diagnose_anew(report: Report) -> Report:
     """Return the report with today's diagnoses; with its own where records hold too little."""
     incident = report.incident
+    if report.trains_nothing:
+        return report
     evidence = Evidence(
         facts=incident.facts,
         incident=incident,

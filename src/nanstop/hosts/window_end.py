@@ -75,6 +75,7 @@ class WindowEnds:
         Without ``can_redo`` the update is left out where it would be made anew. Errors: the
         exception of ``read`` where nothing is done about it; what the host's ``stop`` raises.
         """
+        self._stop_as_told()
         part, self._expected = self._part_of(step) if self._expected else None, None
         try:
             self._settle(step, read, ending, can_redo=can_redo, is_new=part is None)
@@ -94,6 +95,13 @@ class WindowEnds:
             self.keeper.of(step.view.optimizer)
             self.keeper.before_update(lambda: trainable_of(step.view), step)
             self._expected = step if ending.applied and not ending.redone else None
+
+    def _stop_as_told(self) -> None:
+        session = self._host.session
+        decision, session.to_stop = session.to_stop, None
+        if decision is not None:
+            self._tell(decision, "done")
+            self._host.stop(decision)
 
     def _part_of(self, step: HostStep) -> HostStep | None:
         """Return the window that is to be updated next if a part of its gradients was settled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -187,6 +188,7 @@ class Followed:
         self._hooks: HookStations | None = None
         self.num_updates = 0
         self._num_more = 0
+        self._num_extreme = 0
         self.was_read = False
         """Whether what the last backward left was computed with."""
         self.samples: Samples | None = Samples()
@@ -206,6 +208,13 @@ class Followed:
         self._num_more = MORE_WINDOWS
         if self.samples is None:
             self.samples = Samples()
+
+    def met(self, norm: float) -> bool:
+        """Return whether the norm of all gradients, as an update is to take them, asks for more
+        looks: 0 or infinite, for the first time, the 2nd, the 4th, the 8th, ...
+        """
+        self._num_extreme += norm in (0.0, math.inf)
+        return norm in (0.0, math.inf) and not self._num_extreme & (self._num_extreme - 1)
 
     def chosen(self) -> list[Tensor]:
         """Return evenly spread parameters, matrices alone where there are any."""

@@ -175,6 +175,19 @@ class Investigation:
         """Make the incident's record, yet without an id, and diagnose it. Synchronises the
         device as ``series`` is read.
         """
+        self._record(series)
+        if self.replay is not None:
+            self.replay = replace(self.replay, key=self.localization and self.localization.key)
+        self._diagnose()
+
+    def state(self, cause: Diagnosis, series: History) -> None:
+        """Make the incident's record, yet without an id, of what is diagnosed already. As
+        ``explain``.
+        """
+        self._record(series)
+        self.diagnoses = (cause,)
+
+    def _record(self, series: History) -> None:
         self.incident = Incident(
             id="",
             at=self.at,
@@ -195,9 +208,6 @@ class Investigation:
             history=self.stage("history", series.records) or (),
             time=time.time(),
         )
-        if self.replay is not None:
-            self.replay = replace(self.replay, key=self.localization and self.localization.key)
-        self._diagnose()
 
     def confirm(self, failing: FailingStep) -> None:
         """Make the experiments that the diagnoses name, and diagnose anew with what came of them.

@@ -105,6 +105,9 @@ class Session(WatchedRun):
         self._adopted = ExitStack()
         self._in_force: tuple[Atom, ...] = ()
         self._saves: SavedModels | None = None
+        self._as_incidents: list[Diagnosis] = []
+        """Findings that are told as incidents."""
+        self.to_stop: Decision | None = None
         self._steps = 0
         self._end = RunEnd()
         self._exit: int | None = None
@@ -115,7 +118,7 @@ class Session(WatchedRun):
 
     @property
     def findings(self) -> list[Diagnosis]:
-        return self._told.all
+        return [one for one in self._told.all if one not in self._as_incidents]
 
     @property
     def may_leave_out(self) -> bool:
@@ -377,12 +380,25 @@ class Session(WatchedRun):
         self._told.examine_setup(Evidence(facts=self.facts, environment=self.environment, **seen))
 
     def _tell(self, finding: Diagnosis) -> None:
+        failures = self._met_failures() if self._is_incident(finding) else None
+        if failures is not None:
+            self._as_incidents.append(finding)
+            now = self.present() or StepId(run=self.facts.host, step=self._steps)
+            step = finding.seen.step if finding.seen is not None else now.step
+            end = failures.nothing_trained(finding, replace(now, step=step, micro=None))
+            decision = self._concluded(self._named(end))
+            self.to_stop = decision if decision.kind == "stop" else self.to_stop
+            return
         like = self._told.with_the_help_of(finding)
         if like == finding.code:
             self.announce(finding)
         else:
             self.announce(mended_too(finding, like))
         self._write_summary()
+
+    def _is_incident(self, finding: Diagnosis) -> bool:
+        sure = finding.trains_nothing and finding.confidence != "possible"
+        return sure and self.facts.world_size == 1
 
     def _write_summary(self) -> None:
         own, took = self.store.own, self._clock() - self._began

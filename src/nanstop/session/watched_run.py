@@ -45,6 +45,8 @@ class WatchedRun(Protocol):
     present: Callable[[], StepId | None]
     """Asks the host which step the run is in."""
 
+    to_stop: Decision | None = None
+    """That the training is to stop where its next update is due; a look has come to that."""
     announce: Callable[[News], None]
     """Told of each incident, once, and of whatever else there is to say."""
     rows_of: Callable[[Batch], BatchRows | None]

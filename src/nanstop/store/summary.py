@@ -130,7 +130,7 @@ def summary_row(report: Report) -> IncidentRow:
         event = place.growth[-1]
     key = place.key if place else (report.replay.key if report.replay else None)
     proof, at = report.proof, report.incident.at
-    source = event.source if event else None
+    source = event.source if event else first.source if first else None
     return IncidentRow(
         code=first.code if first else "NS000",
         codes=tuple(diagnosis.code for diagnosis in report.diagnoses) or ("NS000",),

@@ -67,6 +67,9 @@ finite makes the others zero. NS112: the loss scale is divided out twice.
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from nanstop.diagnose.evidence.accounts import (
     has_signal,
     is_swallowed,
@@ -77,16 +80,20 @@ from nanstop.diagnose.evidence.accounts import (
 )
 from nanstop.diagnose.evidence.reading import sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, GradientAccount
+from nanstop.records import Atom, Diagnosis, Evidence, GradientAccount, SourceLine
 from nanstop.wording import number
 
-_FEW, _MANY = 3, 6
-"""Looks in a row of which nothing is left: those of updates 0, 1, 2, and up to update 16. A script
+_FEW, _MANY, _LONG = 3, 6, 16
+"""Looks in a row of which nothing is left: those of updates 0, 1, 2, and over 16 updates. A script
 may freeze its weights for the first updates by zeros.
 """
 _ASKED = 32
 """Updates that a run has to ask for before it is no short trial of another."""
 _NO_CLIP = 1e-6
+_USUAL_CLIP = Atom(remedy="clip", value="1.0")
+_NO_WEIGHT = 1e6
+"""Factor of a loss that is no weight of it any more."""
+_IN_FLOAT64 = "the norm in float64: `torch.stack([g.double().norm() for g in gradients]).norm()`"
 _NORM_OVERFLOWS = 1.8e19
 """From here on the square of a norm is beyond float32, whichever line computes it."""
 
@@ -103,8 +110,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return found
     accounts = repeated(evidence.accounts, _FEW)
     is_clipped = _clips_to_nothing(evidence)
-    is_known = is_clipped or all(one.arrived > _NORM_OVERFLOWS for one in accounts)
-    accounts = accounts if is_known else repeated(evidence.accounts, _MANY)
+    is_known = is_clipped or all(map(_has_no_norm, accounts))
+    accounts = accounts if is_known else _through(repeated(evidence.accounts, _MANY))
     if is_known and not is_clipped and not _MAKE_IMMENSE.isdisjoint(evidence.told):
         return None
     if not accounts or not all(map(is_swallowed, accounts)):
@@ -112,23 +119,41 @@ def check(evidence: Evidence) -> Diagnosis | None:
     account = accounts[-1]
     overflow = next(iter(account.overflowed_at), None)
     source = account.changed_at[-1] if account.changed_at else None
-    made = f"at {shown(overflow)} finite gradients became a number that is not finite"
     said = (quoted(overflow), quoted(source), _advice(evidence, account))
-    return Diagnosis(
-        code="NS307",
+    has_norm = not all(one.norm == math.inf for one in accounts)
+    divides = not has_norm and standing(evidence).clip is not None
+    return _found(
         title="gradients are gone before the update",
         cause=(
             f"the model does not learn: {len(accounts)} updates that were looked at, one after "
             f"the other, changed nothing by their gradients; backward left a norm of "
             f"{number(account.arrived)} in the sampled weights, {number(account.consumed)} of it "
-            f"came to the optimizer{f'; {made}' if overflow else ''}"
+            f"came to the optimizer{_made_by(overflow, account, divides=divides)}"
         ),
-        confidence="certain" if is_clipped else "likely",
+        confidence="certain" if is_clipped or divides else "likely",
         lines=tuple(dict.fromkeys(line for line in said if line)),
+        remedies=((_USUAL_CLIP,),) if is_clipped else (),
+        usual_cure="" if has_norm and not overflow else _IN_FLOAT64,
         where=shown(overflow or source) or standing(evidence).host,
         source=overflow or source,
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
     )
+
+
+def _found(**known: Any) -> Diagnosis:
+    return Diagnosis(code="NS307", trains_nothing=True, **known)
+
+
+def _made_by(overflow: SourceLine | None, account: GradientAccount, *, divides: bool) -> str:
+    """Return what made nothing of the gradients, as far as that was seen."""
+    said = ""
+    if overflow is not None:
+        said = f"; at {shown(overflow)} finite gradients became a number that is not finite"
+    elif divides:
+        said = "; every gradient is finite, their norm is not, and clipping divides by it"
+    if (account.loss_factor or 0.0) >= _NO_WEIGHT:
+        said += f"; the loss is a mean times {number(account.loss_factor)}"
+    return said
 
 
 def _put_back(evidence: Evidence) -> Diagnosis | None:
@@ -137,8 +162,7 @@ def _put_back(evidence: Evidence) -> Diagnosis | None:
     if not twice or not all(account.is_put_back for account in twice):
         return None
     source = next(iter(twice[-1].rewritten_at[-1:]), None)
-    return Diagnosis(
-        code="NS307",
+    return _found(
         title="the weights are put back after each update",
         cause=(
             f"the forward after update {twice[-1].at.step - 1} finds the sampled weights as they "
@@ -146,6 +170,7 @@ def _put_back(evidence: Evidence) -> Diagnosis | None:
         ),
         confidence="certain",
         lines=("look for a state, or an average, that is copied over them in every step",),
+        usual_cure="load kept weights at the end, or where the measure has become worse",
         where=standing(evidence).host,
         seen=sighting(evidence, "forward", since=max(twice[0].at.step - 1, 0)),
     ).at(source)
@@ -161,8 +186,7 @@ def _made_elsewhere(evidence: Evidence) -> Diagnosis | None:
     seen = [one.elsewhere_at[-1] for one in evidence.accounts if one.elsewhere_at]
     if not all(one.is_own for one in accounts) or not seen:
         return None
-    return Diagnosis(
-        code="NS307",
+    return _found(
         title="updates are made, and never of the weights",
         cause=(
             f"a line makes a weight's update into another tensor, and {len(accounts)} looks in a "
@@ -173,6 +197,7 @@ def _made_elsewhere(evidence: Evidence) -> Diagnosis | None:
             *map(quoted, accounts[-1].given_at),
             "write to the weight itself, in place and under no_grad",
         ),
+        usual_cure="update each weight in place, `weight -= lr * weight.grad`, under no_grad",
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
     ).at(seen[-1])
 
@@ -183,8 +208,7 @@ def _never_made(evidence: Evidence) -> Diagnosis | None:
     if account is None or account.num_asked < _ASKED:
         return None
     source = update_line(evidence)
-    return Diagnosis(
-        code="NS307",
+    return _found(
         title="updates are asked for and never made",
         cause=(
             f"{account.optimizer} was asked for an update {account.num_asked} times and has made "
@@ -192,8 +216,19 @@ def _never_made(evidence: Evidence) -> Diagnosis | None:
         ),
         confidence="certain",
         lines=("look at gradient_accumulation_steps",),
+        usual_cure="fewer gradient_accumulation_steps than the run has micro-batches",
         seen=sighting(evidence, "optimizer"),
     ).at(source)
+
+
+def _has_no_norm(account: GradientAccount) -> bool:
+    """Return whether the norm of finite gradients is beyond its format."""
+    return account.arrived > _NORM_OVERFLOWS or account.norm == math.inf
+
+
+def _through(accounts: tuple[GradientAccount, ...]) -> tuple[GradientAccount, ...]:
+    """Return looks that are spread over enough updates, else ()."""
+    return accounts if accounts and accounts[-1].at.step - accounts[0].at.step >= _LONG else ()
 
 
 def _clips_to_nothing(evidence: Evidence) -> bool:
@@ -203,6 +238,8 @@ def _clips_to_nothing(evidence: Evidence) -> bool:
 
 def _advice(evidence: Evidence, account: GradientAccount) -> str:
     clip = standing(evidence).clip
+    if (account.loss_factor or 0.0) >= _NO_WEIGHT and _has_no_norm(account):
+        return f"leave the factor of the loss out, {number(account.loss_factor)}"
     if clip is not None and _clips_to_nothing(evidence):
         return f"a limit of {number(clip)} clips every gradient to it: float('inf') clips nothing"
     if account.overflowed_at and account.arrived < _NORM_OVERFLOWS:

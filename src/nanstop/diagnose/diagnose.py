@@ -85,7 +85,7 @@ def _run(rules: Iterable[Rule], evidence: Evidence, failures: list[str]) -> list
             continue
         if diagnosis is not None:
             page = f"docs/rules/{rule.code}.md"
-            usual = diagnosis.usual_cure or rule.usual_cure
+            usual = diagnosis.usual_cure or ("" if diagnosis.trains_nothing else rule.usual_cure)
             found.append(replace(diagnosis, page=page, usual_cure=usual))
     return found
 

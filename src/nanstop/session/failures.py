@@ -30,6 +30,7 @@ from nanstop.records import (
     Atom,
     AuditEntry,
     Diagnosis,
+    Diagnosis,
     FailureKey,
     Proof,
     Report,

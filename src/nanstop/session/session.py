@@ -398,7 +398,7 @@ class Session(WatchedRun):
 
     def _is_incident(self, finding: Diagnosis) -> bool:
         sure = finding.trains_nothing and finding.confidence != "possible"
-        return sure and self.facts.world_size == 1
+        return sure and finding.seen is not None and self.facts.world_size == 1
 
     def _write_summary(self) -> None:
         own, took = self.store.own, self._clock() - self._began

@@ -93,7 +93,10 @@ _NO_CLIP = 1e-6
 _USUAL_CLIP = Atom(remedy="clip", value="1.0")
 _NO_WEIGHT = 1e6
 """Factor of a loss that is no weight of it any more."""
-_IN_FLOAT64 = "the norm in float64: `torch.stack([g.double().norm() for g in gradients]).norm()`"
+_IN_FLOAT64 = (
+    "ask first what makes gradients so large; float32 has no norm of them, float64 has: "
+    "`torch.stack([g.double().norm() for g in gradients]).norm()`"
+)
 _NORM_OVERFLOWS = 1.8e19
 """From here on the square of a norm is beyond float32, whichever line computes it."""
 
@@ -110,16 +113,18 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return found
     accounts = repeated(evidence.accounts, _FEW)
     is_clipped = _clips_to_nothing(evidence)
-    is_known = is_clipped or all(map(_has_no_norm, accounts))
-    accounts = accounts if is_known else _through(repeated(evidence.accounts, _MANY))
-    if is_known and not is_clipped and not _MAKE_IMMENSE.isdisjoint(evidence.told):
+    is_seen = bool(accounts) and bool(accounts[-1].overflowed_at)
+    are_immense = all(map(_has_no_norm, accounts))
+    if not (is_clipped or is_seen or are_immense):
+        accounts = _through(repeated(evidence.accounts, _MANY))
+    if are_immense and not is_clipped and not _MAKE_IMMENSE.isdisjoint(evidence.told):
         return None
     if not accounts or not all(map(is_swallowed, accounts)):
         return None
     account = accounts[-1]
     overflow = next(iter(account.overflowed_at), None)
     source = account.changed_at[-1] if account.changed_at else None
-    said = (quoted(overflow), quoted(source), _advice(evidence, account))
+    said = (quoted(overflow), quoted(source))
     has_norm = not all(one.norm == math.inf for one in accounts)
     divides = not has_norm and standing(evidence).clip is not None
     return _found(
@@ -132,8 +137,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
         ),
         confidence="certain" if is_clipped or divides else "likely",
         lines=tuple(dict.fromkeys(line for line in said if line)),
-        remedies=((_USUAL_CLIP,),) if is_clipped else (),
-        usual_cure="" if has_norm and not overflow else _IN_FLOAT64,
+        remedies=_typed(account, is_clipped=is_clipped),
+        usual_cure=_advice(evidence, account, source),
         where=shown(overflow or source) or standing(evidence).host,
         source=overflow or source,
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
@@ -193,11 +198,8 @@ def _made_elsewhere(evidence: Evidence) -> Diagnosis | None:
             "row show weights that stay as they are while gradients arrive"
         ),
         confidence="likely",
-        lines=(
-            *map(quoted, accounts[-1].given_at),
-            "write to the weight itself, in place and under no_grad",
-        ),
-        usual_cure="update each weight in place, `weight -= lr * weight.grad`, under no_grad",
+        lines=tuple(map(quoted, accounts[-1].given_at)),
+        usual_cure="write to the weight itself, in place and under no_grad",
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
     ).at(seen[-1])
 
@@ -215,10 +217,19 @@ def _never_made(evidence: Evidence) -> Diagnosis | None:
             "none: gradients are summed up over a window that is longer than the run"
         ),
         confidence="certain",
-        lines=("look at gradient_accumulation_steps",),
         usual_cure="fewer gradient_accumulation_steps than the run has micro-batches",
         seen=sighting(evidence, "optimizer"),
     ).at(source)
+
+
+def _typed(account: GradientAccount, *, is_clipped: bool) -> tuple[tuple[Atom, ...], ...]:
+    """Return what can be typed against it: another limit, or no factor of the loss."""
+    if is_clipped:
+        return ((_USUAL_CLIP,),)
+    factor = account.loss_factor or 0.0
+    if _has_no_norm(account) and factor >= _NO_WEIGHT:
+        return ((Atom(remedy="unscale", value=repr(factor)),),)
+    return ()
 
 
 def _has_no_norm(account: GradientAccount) -> bool:
@@ -236,16 +247,18 @@ def _clips_to_nothing(evidence: Evidence) -> bool:
     return clip is not None and clip < _NO_CLIP
 
 
-def _advice(evidence: Evidence, account: GradientAccount) -> str:
+def _advice(evidence: Evidence, account: GradientAccount, source: SourceLine | None) -> str:
     clip = standing(evidence).clip
-    if (account.loss_factor or 0.0) >= _NO_WEIGHT and _has_no_norm(account):
-        return f"leave the factor of the loss out, {number(account.loss_factor)}"
     if clip is not None and _clips_to_nothing(evidence):
         return f"a limit of {number(clip)} clips every gradient to it: float('inf') clips nothing"
+    if _has_no_norm(account) and (account.loss_factor or 0.0) >= _NO_WEIGHT:
+        return f"leave the factor of the loss out, {number(account.loss_factor)}"
     if account.overflowed_at and account.arrived < _NORM_OVERFLOWS:
         return "take the norm of gradients in float32: float16 ends at 65504"
-    if account.arrived > _NORM_OVERFLOWS:
-        return "float32 has no norm of such gradients: ask first what made them so large"
+    if _has_no_norm(account):
+        return _IN_FLOAT64
+    if source is not None:
+        return f"leave something of the gradients at {source.short}"
     return "look at the norm that gradients are divided by, and at the limit of the clipping"
 
 

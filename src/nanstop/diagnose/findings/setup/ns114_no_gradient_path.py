@@ -134,6 +134,7 @@ def _replaced(evidence: Evidence) -> Diagnosis | None:
         ),
         "make the optimizer after the model is complete",
         made,
+        trains_nothing=twice[-1].is_only and twice[-1].num_with_gradient == 0,
     )
     return reason.diagnosis(
         "NS114",
@@ -207,6 +208,7 @@ def _never_reached(evidence: Evidence) -> Diagnosis | None:
         ),
         "look for detach or no_grad before its loss",
         made,
+        trains_nothing=looks[-1].is_only,
     )
     return reason.diagnosis(
         "NS114",
@@ -240,7 +242,9 @@ def _refused(incident: Incident, known: Reason | None) -> Reason | None:
     cause = "autograd finds nothing that is trained behind the loss"
     advice = "look for reentrant checkpointing, a detach, or no_grad before the loss"
     return replace(
-        known or Reason("certain", "no gradient arrives", cause, advice), confidence="certain"
+        known or Reason("certain", "no gradient arrives", cause, advice),
+        confidence="certain",
+        trains_nothing=False,
     )
 
 
@@ -268,7 +272,12 @@ def _held_elsewhere(facts: RunFacts) -> Reason | None:
     cause = f"{counted(path.num_tensors, 'tensor')} are trainable, and it was made with others"
     advice = "make the optimizer after the model is complete"
     return Reason(
-        "certain", "the optimizer holds nothing that is trained", cause, advice, facts.optimizer_at
+        "certain",
+        "the optimizer holds nothing that is trained",
+        cause,
+        advice,
+        facts.optimizer_at,
+        trains_nothing=True,
     )
 
 
@@ -295,7 +304,7 @@ def _none_arrives(path: GradientPath) -> Reason | None:
     if path.unreached:
         cause += f": {listed(path.unreached, of=path.num_tensors)}"
     advice = "look for detach, item or no_grad before the loss"
-    return Reason("certain", "no gradient arrives", cause, advice)
+    return Reason("certain", "no gradient arrives", cause, advice, trains_nothing=True)
 
 
 def _part_cut_off(path: GradientPath) -> Reason | None:

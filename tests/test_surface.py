@@ -128,7 +128,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "49a1b88d6ccec859")
+REPORT_FORM = (1, "4066db8c35e5d569")
 
 
 def test_names():

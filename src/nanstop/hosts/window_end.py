@@ -75,7 +75,6 @@ class WindowEnds:
         Without ``can_redo`` the update is left out where it would be made anew. Errors: the
         exception of ``read`` where nothing is done about it; what the host's ``stop`` raises.
         """
-        self._stop_as_told()
         part, self._expected = self._part_of(step) if self._expected else None, None
         try:
             self._settle(step, read, ending, can_redo=can_redo, is_new=part is None)
@@ -95,13 +94,6 @@ class WindowEnds:
             self.keeper.of(step.view.optimizer)
             self.keeper.before_update(lambda: trainable_of(step.view), step)
             self._expected = step if ending.applied and not ending.redone else None
-
-    def _stop_as_told(self) -> None:
-        session = self._host.session
-        decision, session.to_stop = session.to_stop, None
-        if decision is not None:
-            self._tell(decision, "done")
-            self._host.stop(decision)
 
     def _part_of(self, step: HostStep) -> HostStep | None:
         """Return the window that is to be updated next if a part of its gradients was settled
@@ -130,7 +122,9 @@ class WindowEnds:
                 if not is_new:
                     return
                 seen, session = step.for_looks(), self._host.session
-                session.before_update(seen)
+                decision = session.before_update(seen)
+                if decision is not None:
+                    self._host.stop(decision)
                 may_look = can_redo or self._host.facts.veto == BY_HAND  # the update is to come
                 if may_look and session.gauge_due(step.id.step) and not step.obstacle():
                     session.gauge(seen)
@@ -166,9 +160,7 @@ class WindowEnds:
             return False
         at = alarm.signals[0].at
         micro = at.micro if at is not None else None
-        before = shown(step, ending.reading, micro)
-        if alarm.error is not None:
-            before = type(alarm.error).__name__
+        before = type(alarm.error).__name__ if alarm.error else shown(step, ending.reading, micro)
         if decision.kind in ("redo", "rollback") and written is not None:
             ending.apply = False
             self._tell(decision, f"left out: {REWRITTEN}", before)

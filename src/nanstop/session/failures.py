@@ -29,8 +29,6 @@ from nanstop.records import (
     Action,
     Atom,
     AuditEntry,
-    Diagnosis,
-    Diagnosis,
     FailureKey,
     Proof,
     Report,
@@ -195,25 +193,6 @@ class Failures:
         found.signals = failing.broken[:_MAX_NAMED] if failing is not None else tuple(unseen)
         now = FailurePoint(step.id, step, can_skip=True)
         return self._settled(found, now, lambda: failing)
-
-    def nothing_trained(self, cause: Diagnosis, at: StepId) -> Conclusion:
-        """Return what a run comes to whose updates change nothing, by ``cause``, first ``at`` this
-        step. Nothing is run again.
-        """
-        phase = cause.seen.phase if cause.seen is not None else None
-        found = Investigation(
-            facts=self._run.facts,
-            at=at,
-            phase=phase or "optimizer",
-            signals=(Signal(source="gauge", message=cause.title, at=at),),
-            live=self._run.live,
-        )
-        found.state(cause, self._run.series)
-        self._last_signature = None
-        action = policies.for_nothing_trained(self._run.policy)
-        key = FailureKey(kind="zero_grad", phase=found.phase)
-        report = found.report(AuditEntry(at=at, action=action))
-        return self._conclusion(report, key, FailurePoint(at, None, can_skip=False), None)
 
     def _settled(
         self, found: Investigation, now: FailurePoint, capture: Callable[[], FailingStep | None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nanstop.diagnose.diagnose import examine
-from nanstop.records import Diagnosis, Evidence
+from nanstop.records import Diagnosis, Evidence, RunFacts
 from nanstop.store.summary import by_weight, finding_row
 
 _SEEN_BY_THE_RUN = (("NS102", "possible"), ("NS106", "certain"))
@@ -14,6 +14,15 @@ _SEEN_BY_THE_RUN = (("NS102", "possible"), ("NS106", "certain"))
 Updates of bfloat16 weights are measured (NS111). Weights that are not finite spoil the first step
 that reads them, and stand beside that failure.
 """
+
+
+def is_incident(finding: Diagnosis, facts: RunFacts) -> bool:
+    """Return whether a finding is told as an incident: it was seen to keep a run from training.
+
+    Of processes that train together each would tell its own: there it is a warning.
+    """
+    sure = finding.trains_nothing and finding.confidence != "possible"
+    return sure and finding.seen is not None and facts.world_size == 1
 
 
 class Findings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -119,6 +120,18 @@ _QUIET: dict[str, tuple[type, ...]] = {
     "script": (str, type(None)),
 }
 """The fields of a summary, and of what kinds their values are in JSON."""
+
+
+def summary_of(
+    reports: Iterable[Report], findings: Iterable[Diagnosis], *, stopped: bool, **run: Any
+) -> Summary:
+    """Return the summary of a run with these incidents and findings; ``run``: its other fields."""
+    return Summary(
+        incidents=tuple(map(summary_row, reports)),
+        findings=tuple(map(finding_row, findings)),
+        ended="stopped" if stopped else None,
+        **run,
+    )
 
 
 def summary_row(report: Report) -> IncidentRow:

@@ -112,8 +112,8 @@ class LoopController:
         self._note_hook_writes()
         ending, self._view = Ending(), step.view
         self.ends.close(step, read, ending, can_redo=can_redo)
-        is_measured = norm is not None and ending.reading is not None
-        self.latest_norm = ending.reading.norm if is_measured else None
+        reading = ending.reading if norm is not None else None
+        self.latest_norm = reading.norm if reading is not None else None
         return ending
 
     def look_at_hooks(self, root: nn.Module) -> None:

@@ -156,8 +156,9 @@ def _made_by(overflow: SourceLine | None, account: GradientAccount, *, divides: 
         said = f"; at {shown(overflow)} finite gradients became a number that is not finite"
     elif divides:
         said = "; every gradient is finite, their norm is not, and clipping divides by it"
-    if (account.loss_factor or 0.0) >= _NO_WEIGHT:
-        said += f"; the loss is a mean times {number(account.loss_factor)}"
+    factor = account.loss_factor or 0.0
+    if factor >= _NO_WEIGHT:
+        said += f"; the loss is a mean times {number(factor)}"
     return said
 
 
@@ -248,11 +249,11 @@ def _clips_to_nothing(evidence: Evidence) -> bool:
 
 
 def _advice(evidence: Evidence, account: GradientAccount, source: SourceLine | None) -> str:
-    clip = standing(evidence).clip
+    clip, factor = standing(evidence).clip, account.loss_factor or 0.0
     if clip is not None and _clips_to_nothing(evidence):
         return f"a limit of {number(clip)} clips every gradient to it: float('inf') clips nothing"
-    if _has_no_norm(account) and (account.loss_factor or 0.0) >= _NO_WEIGHT:
-        return f"leave the factor of the loss out, {number(account.loss_factor)}"
+    if _has_no_norm(account) and factor >= _NO_WEIGHT:
+        return f"leave the factor of the loss out, {number(factor)}"
     if account.overflowed_at and account.arrived < _NORM_OVERFLOWS:
         return "take the norm of gradients in float32: float16 ends at 65504"
     if _has_no_norm(account):

@@ -113,9 +113,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     )
     if evidence.incident is not None:
         reason = _refused(evidence.incident, reason)
-    if reason is None:
-        return None
-    return reason.diagnosis("NS114", where=facts.host, seen=_seen(evidence, facts))
+    seen = _seen(evidence, facts)
+    return reason and reason.diagnosis("NS114", where=facts.host, seen=seen)
 
 
 def _replaced(evidence: Evidence) -> Diagnosis | None:
@@ -241,11 +240,8 @@ def _refused(incident: Incident, known: Reason | None) -> Reason | None:
         return None
     cause = "autograd finds nothing that is trained behind the loss"
     advice = "look for reentrant checkpointing, a detach, or no_grad before the loss"
-    return replace(
-        known or Reason("certain", "no gradient arrives", cause, advice),
-        confidence="certain",
-        trains_nothing=False,
-    )
+    found = known or Reason("certain", "no gradient arrives", cause, advice)
+    return replace(found, confidence="certain", trains_nothing=False)
 
 
 def _nothing_trainable(facts: RunFacts) -> Reason | None:
@@ -269,13 +265,11 @@ def _held_elsewhere(facts: RunFacts) -> Reason | None:
     # its first update tells, and what arrived is noted after it.
     if facts.host == "loop" and path.num_reached is None:
         return None
-    cause = f"{counted(path.num_tensors, 'tensor')} are trainable, and it was made with others"
-    advice = "make the optimizer after the model is complete"
     return Reason(
         "certain",
         "the optimizer holds nothing that is trained",
-        cause,
-        advice,
+        f"{counted(path.num_tensors, 'tensor')} are trainable, and it was made with others",
+        "make the optimizer after the model is complete",
         facts.optimizer_at,
         trains_nothing=True,
     )

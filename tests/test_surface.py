@@ -128,7 +128,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "4066db8c35e5d569")
+REPORT_FORM = (1, "d1d0ca905bcdea5f")
 
 
 def test_names():
@@ -233,6 +233,7 @@ def test_summary_keys():
         "op",
         "cause",
         "lines",
+        "mended_by",
     ]
     assert names(IncidentRow) == [
         "code",

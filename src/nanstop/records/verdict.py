@@ -158,6 +158,8 @@ class Diagnosis:
     of_updates: bool = False
     """Whether ``remedies`` are for the updates that led to a failure, and no change of the step
     that fails cures it."""
+    mended_by: str = ""
+    """The code of another finding of the run whose help mends it too: of one cause; "" else."""
     trains_nothing: bool = False
     """Whether by it no update changes what it is to change: an incident, though every number is
     finite."""

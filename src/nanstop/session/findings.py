@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from nanstop.diagnose.diagnose import examine
 from nanstop.records import Diagnosis, Evidence, RunFacts
@@ -66,11 +67,13 @@ class Findings:
         places = {one.where for one in self.all if one.code == finding.code}
         # Without a place it is what was to be expected: nothing new beside what was seen somewhere.
         if finding.where not in places and (finding.where or not places):
+            like = self._with_the_help_of(finding)
+            finding = replace(finding, mended_by=like if like != finding.code else "")
             self.all.append(finding)
             self.all.sort(key=lambda one: by_weight(finding_row(one)))
             self._tell(finding)
 
-    def with_the_help_of(self, finding: Diagnosis) -> str:
+    def _with_the_help_of(self, finding: Diagnosis) -> str:
         """Return the code of the finding that was told with the help that this one has, its own
         where none was: then it is to be told with its help.
         """

@@ -377,11 +377,8 @@ class Session(WatchedRun):
             decision = self._concluded(self._named(of_no_training(self, finding)))
             self._stop = decision if decision.kind == "stop" else None
             return
-        like = self._told.with_the_help_of(finding)
-        if like == finding.code:
-            self.announce(finding)
-        else:
-            self.announce(mended_too(finding, like))
+        by = finding.mended_by
+        self.announce(mended_too(finding, by) if by else finding)
         self._write_summary()
 
     def _write_summary(self) -> None:

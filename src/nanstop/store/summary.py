@@ -41,7 +41,7 @@ class FindingRow:
 
     ``step`` and ``micro`` (from 0), ``phase``, ``op``: where it was first seen, as far as that was
     measured. ``step`` is None for what was only to be expected. ``cause`` and ``lines``: what the
-    terminal says of it.
+    terminal says of it. ``mended_by``: see ``Diagnosis``.
     """
 
     code: str
@@ -54,6 +54,7 @@ class FindingRow:
     op: str | None = None
     cause: str = ""
     lines: tuple[str, ...] = ()
+    mended_by: str = ""
 
 
 @record
@@ -178,6 +179,7 @@ def finding_row(finding: Diagnosis) -> FindingRow:
         op=seen.op if seen is not None else None,
         cause=finding.cause,
         lines=finding.lines,
+        mended_by=finding.mended_by,
     )
 
 
@@ -194,6 +196,7 @@ def finding_of(row: FindingRow) -> Diagnosis:
         cause=row.cause,
         confidence=cast(Confidence, row.confidence),
         lines=row.lines,
+        mended_by=row.mended_by,
         where=row.where,
         seen=seen,
     )

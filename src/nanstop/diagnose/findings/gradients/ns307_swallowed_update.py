@@ -15,10 +15,13 @@ covers all, end alike.
 
 A sample of at most 4096 gradients is compared as backward left it and as the optimizer took it. It
 is said where less than 1e-8 of what arrived is taken, its loss scale aside: in three looks where
-the limit of the clipping or the size of the gradients says how, else in six, up to update 16, for a
-script may hold its weights still for the first updates by zeros. It is certain only where the limit
-says so: gradients beyond 1.8e19, of which float32 has no norm, have a reason of their own, and
-where that is known (NS105, NS404, NS504) it is said alone.
+the limit of the clipping, the size of the gradients or the line that made their norm infinite says
+how, else in six over 16 updates, for a script may hold its weights still for the first updates by
+zeros. A norm that becomes infinite later in a run is looked at in the updates that follow. It is
+certain where the limit says so, or an infinite norm of finite gradients that are clipped: gradients
+beyond 1.8e19, of which float32 has no norm, have a reason of their own, and where that is known
+(NS105, NS404, NS504) it is said alone. A run that trains nothing by it has met an incident, though
+every number is finite: it goes on, unless the policy is to stop.
 
 An update can also be made and taken back. A copy of the best weights that is loaded in every step,
 and is that of the start, leaves each forward with the weights that the update before it had

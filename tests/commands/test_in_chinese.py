@@ -26,7 +26,7 @@ DOCTOR = Doctor(
     ),
     guards=(
         GuardRow(
-            guard=Guard(name="gradient clipping (max_norm=1)", kind="clipping"),
+            guard=Guard(name="gradient clipping (max_norm=1)", kind="clip"),
             acts=("does nothing", "does nothing", "makes it worse", "only logs", "stops the write"),
         ),
         GuardRow(guard=Guard(name="the loop", kind="host"), acts=("does nothing",) * 5),

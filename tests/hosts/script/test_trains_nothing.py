@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from loop_scripts import investigated
+from nanstop import cli
 from nanstop.errors import TrainingStopped
 from nanstop.records import Diagnosis, Report
 from nanstop.report.announce import RunEnd
@@ -187,3 +188,13 @@ MEANT = {
 def test_what_stands_still_for_a_while_is_left_in_peace(tmp_path, source):
     _, news = investigated(tmp_path / "script.py", source)
     assert not [one for one in news if isinstance(one, Report | Diagnosis)]
+
+
+def test_a_fix_of_it_is_typed_and_nothing_is_to_be_allowed(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = plain(scaled="loss = loss * 1e22", clip=CLIP)
+    investigated(tmp_path / "script.py", source)
+    assert cli.main(["fix", str(tmp_path / "script")]) == cli.OK
+    said = capsys.readouterr().out
+    assert "-    loss = loss * 1e22" in said
+    assert "leave the code as it is" not in said

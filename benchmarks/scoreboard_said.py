@@ -98,7 +98,7 @@ def _said_by_nanstop(folder: Path, out: str, err: str) -> dict[str, Any]:
         said |= {name: first[name] for name in ("step", "micro", "phase")}
         said |= {
             "ops": (first["op"],) if first["op"] else (),
-            "modules": (first["module"] or "",),
+            "modules": (first["module"] or _place(reports[0]),),
             "proven": first["verdict"] in ("proven", "isolated"),
             "cure": _cure(folder / "found" / first["folder"], first["verdict"]),
             "ruled_out": tuple(line for line in lines if line.startswith("ruled out")),
@@ -108,6 +108,12 @@ def _said_by_nanstop(folder: Path, out: str, err: str) -> dict[str, Any]:
         said |= {name: first.get(name) for name in ("step", "micro", "phase")}
         said |= {"ops": (first["op"],) if first.get("op") else (), "modules": (first["where"],)}
     return said
+
+
+def _place(diagnoses: Sequence[Mapping[str, Any]]) -> str:
+    """Return where a run that does not train was found not to, as a finding names its place."""
+    first = diagnoses[0]
+    return first.get("where", "") if first.get("trains_nothing") else ""
 
 
 def _cure(folder: Path, verdict: str | None) -> str:

@@ -13,9 +13,11 @@ from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError
 from nanstop.hosts.script import autowatch
 from nanstop.localize.localize import localize
+from nanstop.records import Diagnosis, Report
 from nanstop.replay.rerun import attempt, rerun
 from nanstop.session.factory import opener
 from nanstop.store.incidents import Store
+from noticed import noticed
 
 
 @dataclass
@@ -95,7 +97,8 @@ def investigated(path, source, *, on_failure="observe", **values):
 def with_findings(folder, source):
     """Run a script in a folder as ``investigated`` does; return its variables and the findings."""
     ending, news = investigated(folder / "script.py", source)
-    return ending, [one for one in news if getattr(one, "code", "")]
+    findings = [one for one in news if isinstance(one, Diagnosis)]
+    return ending, noticed(findings, [one for one in news if isinstance(one, Report)])
 
 
 def findings_of(folder, train):
@@ -113,8 +116,12 @@ def findings_of(folder, train):
         train()
     finally:
         autowatch.unwatch()
-    assert not any(session.reports for session in sessions)
-    return {finding.code: finding for session in sessions for finding in session.findings}
+    assert all(report.trains_nothing for session in sessions for report in session.reports)
+    return {
+        finding.code: finding
+        for session in sessions
+        for finding in noticed(session.findings, session.reports)
+    }
 
 
 def weights(ending, *names):

@@ -117,18 +117,19 @@ COMMANDS = {
         "--memory",
         "--limit",
         "--executor",
+        "--lang",
         "--json",
     ],
-    "lr-range": ["command", "--low", "--high", "--steps", "--json"],
-    "doctor": ["command", "--json"],
+    "lr-range": ["command", "--low", "--high", "--steps", "--lang", "--json"],
+    "doctor": ["command", "--lang", "--json"],
     "compare": ["first", "second", "--tolerance", "--json"],
-    "plan": ["target", "--dtype", "--data", "--lr", "--seconds", "--out", "--json"],
+    "plan": ["target", "--dtype", "--data", "--lr", "--seconds", "--out", "--lang", "--json"],
     "explain": ["code", "--symptom", "--run", "--lang", "--json"],
     "rules": ["--json"],
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "a7308ddf52cd4561")
+REPORT_FORM = (1, "87502c58590738ca")
 
 
 def test_names():
@@ -234,6 +235,7 @@ def test_summary_keys():
         "op",
         "cause",
         "lines",
+        "mended_by",
     ]
     assert names(IncidentRow) == [
         "code",

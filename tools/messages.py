@@ -33,6 +33,8 @@ SAID_IN = (
     *("replay/rewind.py", "replay/collectives.py", "process/oom.py", "process/crash", "cli"),
     *("process/children/command.py", "process/children/run_bounded.py"),
     *("commands/run", "commands/check", "commands/fix", "commands/replay", "commands/prove"),
+    *("commands/doctor", "commands/plan", "commands/lr_range", "commands/bisect"),
+    *("process/inject/dry_run.py", "process/inject/progress.py", "store/plan_file.py"),
 )
 """Where the text of findings, reports, closing lines and errors is made."""
 NOT_SAID = ("report/text/issue.py", "store/beside_weights.py", "hosts/model/checkpoint.py")
@@ -40,7 +42,8 @@ NOT_SAID = ("report/text/issue.py", "store/beside_weights.py", "hosts/model/chec
 NAMES = re.compile(
     r"bold \w+|\^.*|.*\\.*|device \w+|<!-- .* -->|state gradient|dict\[.*|\w+.* \| None|"
     r"(?:nanstop|`nanstop|git|pip|--\w+) [^ ]*|nanstop/incident \{\}|nanstop env --json|"
-    r"nanstop explain.*|nanstop run .*|git apply -R .*|pip install .*|--\w+ \{\}.*|"
+    r"nanstop\.plan\(.*\)|nanstop explain.*|nanstop run .*|git apply -R .*|pip install .*|"
+    r"--\w+ \{\}.*|"
     r".*: remedies\[\{\}\]|Traceback .*|does not require grad.*"
 )
 """What only looks like a sentence: names, patterns, commands to type, messages of torch."""

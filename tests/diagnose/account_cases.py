@@ -12,6 +12,7 @@ from nanstop.records import (
 )
 
 LINE = SourceLine(file="train.py", line=3, function="f", text="p = p - lr * p.grad")
+LATER = {"at": StepId(run="r", step=17)}
 OWN = {"is_own": True}
 """Of a script that makes its updates by itself."""
 
@@ -27,9 +28,8 @@ def accounts(*given, given_by=({},), clip=None, told=(), **fields):
     contributions = tuple(Contribution(**({"norm": 1.0} | one)) for one in given_by)
     made = tuple(
         GradientAccount(
-            **settings | fields | one,
+            **settings | {"at": StepId(run="r", step=step)} | fields | one,
             contributions=contributions,
-            at=StepId(run="r", step=step),
         )
         for step, one in enumerate(given, start=1)
     )
@@ -59,8 +59,9 @@ FIRES = [
     ("NS307", accounts({}, {}, {}, clip=0.0, consumed=0.0, factor=0.0), "certain"),
     ("NS307", accounts({}, {}, {}, arrived=1e20, consumed=0.0, factor=0.0), "likely"),
     ("NS307", accounts({}, {}, {}, clip=0.0, consumed=0.0, told=("NS105",)), "certain"),
-    ("NS307", accounts({}, {}, {}, {}, {}, {}, consumed=0.0, factor=0.0), "likely"),
-    ("NS307", accounts({}, {}, {}, {}, {}, {}, consumed=1e-9, factor=5e-10), "likely"),
+    ("NS307", accounts({}, {}, {}, norm=math.inf, clip=1.0, consumed=0.0), "certain"),
+    ("NS307", accounts(*[{}] * 5, LATER, consumed=0.0, factor=0.0), "likely"),
+    ("NS307", accounts(*[{}] * 5, LATER, consumed=1e-9, factor=5e-10), "likely"),
     ("NS112", accounts({}, {}, scale=1024.0), "certain"),
     ("NS112", clipped_scaled(norms=(1.0, 1.0)), "certain"),
     ("NS307", accounts({}, {}, is_put_back=True), "certain"),
@@ -91,6 +92,8 @@ SILENT = [
     ("NS306", accounts({}, {}, given_by=(LOST, {"reached_others": True}))),
     ("NS306", accounts({}, {}, given_by=({}, {"is_again": True, "is_lost": True}, {}))),
     ("NS307", accounts({}, {}, {}, {}, {}, consumed=0.0, factor=0.0)),
+    ("NS307", accounts(*[{}] * 6, consumed=0.0, factor=0.0)),
+    ("NS307", accounts({}, {}, {"norm": 1.0}, norm=math.inf, clip=1.0, consumed=0.0)),
     ("NS307", accounts({}, {}, {}, arrived=1e20, consumed=0.0, factor=0.0, told=("NS105",))),
     ("NS307", accounts({}, {}, {}, arrived=1e3, consumed=0.0, factor=0.0)),
     ("NS307", accounts({}, {}, {}, arrived=0.0, consumed=0.0, factor=None)),

@@ -4,6 +4,7 @@ nanstop.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -156,6 +157,24 @@ def test_saves_are_followed_until_the_next_training_of_the_model(cured, tmp_path
         watch.step(lambda b: model(input_ids=b, labels=b).loss.float() * 0.0, IDS)
     model.save_pretrained(tmp_path / "again")
     assert (tmp_path / "again" / "nanstop-plan.yaml").exists()
+
+
+def test_a_card_that_is_written_for_a_push_says_it_too(tmp_path, monkeypatch):
+    """``push_to_hub`` saves into a folder, writes the card there, and uploads it, in this order."""
+    from transformers.utils.hub import PushToHubMixin
+
+    def upload(_model, working_dir, *_args, **_options):
+        shutil.copytree(working_dir, tmp_path / "hub")
+
+    monkeypatch.setattr(PushToHubMixin, "_upload_modified_files", upload)
+    model, folder = cured_models.by_loop(tmp_path).model, tmp_path / "work"
+    model.save_pretrained(folder)
+    assert not (folder / "README.md").exists()
+    (folder / "README.md").write_text("# Pushed")
+    model._upload_modified_files(folder, "me/it", files_timestamps={})
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert card.startswith("# Pushed")
+    assert card.count("nanstop.load_plan(FOLDER).apply(model)") == 1
 
 
 SCRIPT = """

@@ -151,6 +151,45 @@ def test_samples_that_were_joined_are_told_by_their_tokens():
     assert (told.starts, told.rows) == ((0, 8, 16), (0, 1, 2))
 
 
+def packed(*, pad_to=None, **changed):
+    """The first batch of rows that TRL packed, as its own collator joins them, and its rows."""
+    from datasets import Dataset as Table
+    from trl import pack_dataset
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+    table = Table.from_dict({"input_ids": [[one] * (2 + one % 5) for one in range(1, 30)]})
+    table = pack_dataset(table, seq_length=16, strategy="bfd")
+    collate = DataCollatorForLanguageModeling(
+        pad_token_id=0, padding_free=True, pad_to_multiple_of=pad_to
+    )
+    loader = DataLoader(table, batch_size=3, shuffle=True, collate_fn=collate)
+    rows = DataRows("train as it was packed")
+    rows.follow(loader)
+    batch = next(iter(loader)) | changed
+    return table, batch, rows.rows_of(batch)
+
+
+@pytest.mark.parametrize("pad_to", [None, 64])
+def test_rows_that_were_packed_are_told_by_their_tokens(pad_to):
+    torch.manual_seed(1)
+    table, batch, told = packed(pad_to=pad_to)
+    assert len(told.rows) == 3
+    ids = [one for row in told.rows for one in table[row]["input_ids"]]
+    assert batch["input_ids"][0, : len(ids)].tolist() == ids
+    for token, one in enumerate(ids):
+        assert one in table[told.row(0, token)]["input_ids"]
+    assert told.starts[1] == len(table[told.rows[0]]["input_ids"])
+
+
+def test_rows_of_a_batch_that_is_not_joined_as_the_data_set_says_are_unknown():
+    torch.manual_seed(1)
+    _, batch, _ = packed()
+    moved = batch["position_ids"].clone()
+    moved[0, 5] = 0
+    torch.manual_seed(1)
+    assert packed(position_ids=moved)[2] is None
+
+
 @pytest.mark.slow
 def test_batches_of_the_data_sets_own_and_streams_of_workers_are_unknown():
     assert first(DataLoader(Rows(), batch_size=None))[1] is None

@@ -19,6 +19,14 @@ def test_the_plan_is_that_of_the_run(tmp_path):
     assert not (tmp_path / CARD).exists()
 
 
+@pytest.mark.parametrize(("atoms", "says"), [((ISLAND, RATE), True), ((RATE,), False)])
+def test_a_plan_says_how_the_weights_beside_it_are_loaded(tmp_path, atoms, says):
+    write_beside(tmp_path, atoms)
+    head = [line for line in (tmp_path / PLAN).read_text().splitlines() if line.startswith("#")]
+    assert any("nanstop.load_plan(FOLDER).apply(model)" in line for line in head) == says
+    assert any("nanstop export FOLDER --out NEW" in line for line in head) == says
+
+
 @pytest.mark.parametrize("own", ["# My model\n", "---\ntags: [a]\n---\n\nText", "", "caf\udce9\n"])
 def test_a_card_keeps_every_byte_of_its_author(tmp_path, own):
     data = own.encode("utf-8", "surrogateescape")

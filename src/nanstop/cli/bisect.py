@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from nanstop.cli.terminal import FINDINGS, OK, AsJson, printable, progress, show
+from nanstop.cli.terminal import FINDINGS, OK, AsJson, Lang, printable, progress, show
+from nanstop.language.translate import translated
 
 
 def bisect(  # noqa: PLR0913, PLR0917 - one for each option
@@ -31,6 +32,7 @@ def bisect(  # noqa: PLR0913, PLR0917 - one for each option
             "(spawn), or are handed to a Ray cluster (ray).",
         ),
     ] = "fork",
+    _lang: Lang = None,
     as_json: AsJson = False,
 ) -> int:
     """Find the smallest difference between a training that fails and one that does not.
@@ -46,5 +48,5 @@ def bisect(  # noqa: PLR0913, PLR0917 - one for each option
     limits = Limits(timeout=timeout, memory_bytes=memory_bytes, jobs=jobs, trials=limit)
     pair = read_pair(bad, good, script)
     result = run_bisect(pair, limits=limits, where=executor, announce=progress)
-    show(result, printable(render(result)), as_json)
+    show(result, printable(translated(render(result))), as_json)
     return OK if result.status == "found" else FINDINGS

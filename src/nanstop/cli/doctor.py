@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from nanstop.cli.terminal import FINDINGS, OK, AsJson, printable, show, waiting
+from nanstop.cli.terminal import FINDINGS, OK, AsJson, Lang, printable, show, waiting
 
 
 def doctor(
     command: Annotated[
         list[str], typer.Argument(metavar="COMMAND", help="SCRIPT or -m MODULE, with arguments.")
     ],
+    _lang: Lang = None,
     as_json: AsJson = False,
 ) -> int:
     """Plant failures in a copy of a script's training, and say which of its guards act.

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from nanstop.cli.terminal import FINDINGS, OK, AsJson, show, waiting
+from nanstop.cli.terminal import FINDINGS, OK, AsJson, Lang, printable, show, waiting
+from nanstop.language.translate import translated
 
 
 def lr_range(
@@ -16,6 +17,7 @@ def lr_range(
     low: Annotated[float, typer.Option(help="First learning rate.")] = 1e-7,
     high: Annotated[float, typer.Option(help="Last learning rate.")] = 1.0,
     steps: Annotated[int, typer.Option(help="Optimizer steps of the sweep.")] = 100,
+    _lang: Lang = None,
     as_json: AsJson = False,
 ) -> int:
     """Try rising learning rates on a script's own training, and suggest a range.
@@ -26,5 +28,6 @@ def lr_range(
 
     with waiting("step") as follow:
         found = sweeps.lr_range(command, low=low, high=high, steps=steps, follow=follow)
-    show(found, sweeps.render(found, str(sweeps.result_file())), as_json)
+    said = sweeps.render(found, str(sweeps.result_file()))
+    show(found, printable(translated(said)), as_json)
     return OK if found.status == "found" else FINDINGS

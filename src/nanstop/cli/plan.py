@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from nanstop.cli.terminal import FINDINGS, OK, AsJson, printable, show, waiting
+from nanstop.cli.terminal import FINDINGS, OK, AsJson, Lang, printable, show, waiting
 from nanstop.errors import NanstopError
+from nanstop.language.translate import translated
 
 
 def plan(
@@ -28,6 +29,7 @@ def plan(
     ] = None,
     seconds: Annotated[float, typer.Option(help="Begin no new trial after this long.")] = 60.0,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan here.")] = None,
+    _lang: Lang = None,
     as_json: AsJson = False,
 ) -> int:
     """Find the smallest float32 regions under which a narrow format trains as float32 does.
@@ -48,5 +50,5 @@ def plan(
     if out is not None:
         found.save(out)
     written = f"\nwritten to {out}" if out is not None else ""
-    show(found.record, printable(str(found)) + written, as_json)
+    show(found.record, printable(translated(f"{found}{written}")), as_json)
     return OK if found.found else FINDINGS

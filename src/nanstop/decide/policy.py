@@ -225,6 +225,19 @@ GIVEN_UP = "the script leaves this micro-batch out by itself"
 _PENDING = "the update was held back before it did harm, and made anew under the proven remedy"
 
 
+_TRAINS_NOTHING = "the run goes on, and trains nothing"
+_STOPS_IT = "the policy is to stop at the first failure"
+
+
+def for_nothing_trained(policy: Policy) -> Action:
+    """Return what is done about a run whose updates change nothing: no number of it is bad, and
+    there is nothing to leave out or to make anew.
+    """
+    if policy.on_failure == "stop":
+        return Action(kind="stop", reason=_STOPS_IT)
+    return Action(kind="observe", reason=_TRAINS_NOTHING)
+
+
 def completed(state: PolicyState, optimizer: int | None = None) -> PolicyState:
     """Return the state after an update of an optimizer (None: the only one) that was applied: its
     row of skips has ended, not that of another that takes turns with it.
@@ -281,7 +294,7 @@ def _at_once(policy: Policy, key: FailureKey, *, world_size: int, can_veto: bool
     if note:
         return Action(kind="observe", reason=note)
     if policy.on_failure == "stop":
-        return Action(kind="stop", reason="the policy is to stop at the first failure")
+        return Action(kind="stop", reason=_STOPS_IT)
     return None
 
 

@@ -56,7 +56,7 @@ class Repeats:
 
 def left_alone(report: Report) -> bool:
     """Return whether training went on with what had failed: nothing was done about it."""
-    at_stake = report.incident.phase not in ("evaluate", "generate")
+    at_stake = report.incident.phase not in ("evaluate", "generate") and not report.trains_nothing
     return at_stake and report.audit[-1].action.kind in ("observe", "continue")
 
 

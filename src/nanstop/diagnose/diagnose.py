@@ -58,6 +58,8 @@ def examine(evidence: Evidence, when: str, catalogue: Sequence[Rule] = CATALOGUE
 def diagnose_anew(report: Report) -> Report:
     """Return the report with today's diagnoses; with its own where records hold too little."""
     incident = report.incident
+    if report.trains_nothing:
+        return report
     evidence = Evidence(
         facts=incident.facts,
         incident=incident,
@@ -83,7 +85,7 @@ def _run(rules: Iterable[Rule], evidence: Evidence, failures: list[str]) -> list
             continue
         if diagnosis is not None:
             page = f"docs/rules/{rule.code}.md"
-            usual = diagnosis.usual_cure or rule.usual_cure
+            usual = diagnosis.usual_cure or ("" if diagnosis.trains_nothing else rule.usual_cure)
             found.append(replace(diagnosis, page=page, usual_cure=usual))
     return found
 

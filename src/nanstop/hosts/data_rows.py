@@ -11,6 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any
 
@@ -37,9 +38,12 @@ _LEAST_BYTES = 16
 
 @frozen
 class Delivery:
-    """A batch as its loader gave it: its rows, and those of its tensors that are small."""
+    """A batch as its loader gave it: its rows, of which data set, and those of its tensors that
+    are small.
+    """
 
     rows: tuple[int, ...]
+    dataset: Callable[[], Any]
     tensors: tuple[Tensor, ...]
     in_order: bool
     streamed: bool
@@ -82,6 +86,7 @@ class DataRows:
         reads, itself = type(iterator)._next_data, weakref.ref(iterator)
         in_order = _keeps_order(loader.collate_fn)
         streamed = isinstance(loader.dataset, IterableDataset)
+        dataset = _reference(loader.dataset)
         is_first = [True]
 
         def next_data() -> Any:
@@ -91,7 +96,7 @@ class DataRows:
                 given = tensors(found)
                 small = tuple([t.detach() for t in given if t.dim() and t.nbytes <= _MOST_BYTES])
                 rows, num_bytes = drawn.pending.popleft(), sum(map(attrgetter("nbytes"), small))
-                self._add(Delivery(rows, small, in_order, streamed, num_bytes))
+                self._add(Delivery(rows, dataset, small, in_order, streamed, num_bytes))
             return found
 
         iterator._next_data = next_data
@@ -129,7 +134,9 @@ class DataRows:
             return None
         if met.shape[0] != len(delivery.rows):
             starts = _starts(batch)
-            if met.shape[0] != 1 or len(starts) != len(delivery.rows):
+            if len(starts) != len(delivery.rows):
+                starts = _starts_of_packed(starts, delivery)
+            if met.shape[0] != 1 or not starts:
                 return None
         data = "the stream" if delivery.streamed else self.data
         return BatchRows(data=data, rows=delivery.rows, in_order=delivery.in_order, starts=starts)
@@ -266,3 +273,40 @@ def _starts(batch: Batch) -> tuple[int, ...]:
     if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[0] != 1:
         return ()
     return tuple(int(place) for place in (positions[0] == 0).nonzero().flatten())
+
+
+def _starts_of_packed(found: tuple[int, ...], delivery: Delivery) -> tuple[int, ...]:
+    """Return where the rows begin that were joined into one, each of which was packed of several
+    sequences, () where the data set does not say what of.
+
+    ``found``: where sequences begin, by the batch: what the data set says has to agree with it.
+    """
+    lengths = [_packed_lengths(delivery.dataset(), row) for row in delivery.rows]
+    if not all(lengths):
+        return ()
+    ends = list(accumulate(length for row in lengths for length in row))
+    padding = found[len(ends) :]  # positions of padding are 0, each
+    if found[: len(ends)] != (0, *ends[:-1]) or any(place < ends[-1] for place in padding):
+        return ()
+    return (0, *accumulate(map(sum, lengths[:-1])))
+
+
+def _packed_lengths(dataset: Any, row: int) -> tuple[int, ...]:
+    """Return the lengths of the sequences that TRL packed into a row, () where that is not said.
+
+    Nothing of a user's own is called: neither a data set of another kind nor a transform.
+    """
+    plain = getattr(dataset, "with_format", None)
+    if plain is None or "seq_lengths" not in (getattr(dataset, "column_names", None) or ()):
+        return ()
+    if not is_of_library(type(dataset).__getitem__):
+        return ()
+    return tuple(int(length) for length in plain(None)[row]["seq_lengths"])
+
+
+def _reference(dataset: Any) -> Callable[[], Any]:
+    """Return what gives a data set as long as it lives, None where it cannot be followed so."""
+    try:
+        return weakref.ref(dataset)
+    except TypeError:
+        return lambda: None

@@ -122,7 +122,9 @@ class WindowEnds:
                 if not is_new:
                     return
                 seen, session = step.for_looks(), self._host.session
-                session.before_update(seen)
+                decision = session.before_update(seen)
+                if decision is not None:
+                    self._host.stop(decision)
                 may_look = can_redo or self._host.facts.veto == BY_HAND  # the update is to come
                 if may_look and session.gauge_due(step.id.step) and not step.obstacle():
                     session.gauge(seen)
@@ -158,9 +160,7 @@ class WindowEnds:
             return False
         at = alarm.signals[0].at
         micro = at.micro if at is not None else None
-        before = shown(step, ending.reading, micro)
-        if alarm.error is not None:
-            before = type(alarm.error).__name__
+        before = type(alarm.error).__name__ if alarm.error else shown(step, ending.reading, micro)
         if decision.kind in ("redo", "rollback") and written is not None:
             ending.apply = False
             self._tell(decision, f"left out: {REWRITTEN}", before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ MORE_WINDOWS = 8
 """Windows in a row that are looked at after one in which something was hidden: bad batches are
 rare, and the line that hides them is told by one.
 """
+_OFTEN = 16
 MOST_BACKWARDS = 64
 """Backwards of a window that are followed; one of more has no account."""
 _STAYS = 2
@@ -187,6 +189,7 @@ class Followed:
         self._hooks: HookStations | None = None
         self.num_updates = 0
         self._num_more = 0
+        self._num_extreme = 0
         self.was_read = False
         """Whether what the last backward left was computed with."""
         self.samples: Samples | None = Samples()
@@ -206,6 +209,16 @@ class Followed:
         self._num_more = MORE_WINDOWS
         if self.samples is None:
             self.samples = Samples()
+
+    def met(self, norm: float) -> bool:
+        """Return whether the norm of all gradients, as an update is to take them, asks for more
+        looks: 0 or infinite, for the first time, the 2nd, the 4th, the 8th, ... The first updates
+        with a norm of 0 are looked at often enough: a script may freeze its weights by zeros.
+        """
+        if norm != math.inf and (norm != 0.0 or self.num_updates <= _OFTEN):
+            return False
+        self._num_extreme += 1
+        return not self._num_extreme & (self._num_extreme - 1)
 
     def chosen(self) -> list[Tensor]:
         """Return evenly spread parameters, matrices alone where there are any."""

@@ -298,20 +298,30 @@ class GradientAccounts:
         if scaler is not None and not divides_itself:
             samples.scale = scaler._scale
 
-    def updated(self, optimizer: Optimizer, at: Callable[[], StepId]) -> GradientAccount | None:
+    def updated(
+        self, optimizer: Optimizer, at: Callable[[], StepId], norm: float | None = None
+    ) -> GradientAccount | None:
         """Return the account that an update ends; one that was not looked at is counted alone.
 
-        Synchronises the device where it was. ``at`` is asked then.
+        ``norm``: of all gradients, as the host has read it; the next windows are looked at where it
+        leaves nothing of them. Synchronises the device where it was. ``at`` is asked then.
         """
         one = self._followed.get(optimizer)
         if one is None:
             return None
+        account = None
         if not self.is_looking and one.passes():
             self._scaler = None
-            return None
-        return self._safely(self._updated, optimizer, at())
+        else:
+            account = self._safely(self._updated, optimizer, at(), norm)
+        if norm is not None and one.met(norm):
+            one.look_on()
+            self.is_looking = True
+        return account
 
-    def _updated(self, optimizer: Optimizer | OwnUpdate, at: StepId) -> GradientAccount | None:
+    def _updated(
+        self, optimizer: Optimizer | OwnUpdate, at: StepId, norm: float | None = None
+    ) -> GradientAccount | None:
         one = self._followed.get(optimizer)
         if one is None:
             return None
@@ -328,7 +338,8 @@ class GradientAccounts:
         samples.settle_hooks()
         samples = on_host(samples)
         self.are_written |= samples.are_written
-        account = balance(samples, at, name, is_only=others == 1, made_at=source_line(one.line))
+        made_at = source_line(one.line)
+        account = balance(samples, at, name, norm=norm, is_only=others == 1, made_at=made_at)
         if account is not None and _is_open(account):
             one.look_on()
             self.is_looking = True

@@ -40,6 +40,9 @@ class GradientAccount:
     contributions: tuple[Contribution, ...] = ()
     arrived: float = 0.0
     consumed: float = 0.0
+    norm: float | None = None
+    """The norm of all gradients as the host has read it ahead of the update, None where it did
+    not."""
     factor: float | None = None
     scale: float = 1.0
     """The loss scale of a scaler that is on ``arrived``."""

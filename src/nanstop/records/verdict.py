@@ -158,6 +158,11 @@ class Diagnosis:
     of_updates: bool = False
     """Whether ``remedies`` are for the updates that led to a failure, and no change of the step
     that fails cures it."""
+    mended_by: str = ""
+    """The code of another finding of the run whose help mends it too: of one cause; "" else."""
+    trains_nothing: bool = False
+    """Whether by it no update changes what it is to change: an incident, though every number is
+    finite."""
 
     def at(self, source: SourceLine | None) -> Diagnosis:
         """Return it with the line of the script that it is about, whose text stands ahead of the
@@ -307,6 +312,11 @@ class Report:
     def led_here(self) -> bool:
         """Whether a remedy was proven on the updates that had led to the failure."""
         return self.proof is not None and self.proof.is_of_updates
+
+    @property
+    def trains_nothing(self) -> bool:
+        """Whether it is of a run that does not train, and not of a step that failed."""
+        return bool(self.diagnoses) and self.diagnoses[0].trains_nothing
 
     def __repr__(self) -> str:
         what = f"{self.diagnoses[0].code} {self.diagnoses[0].title}" if self.diagnoses else "NS000"

@@ -1,7 +1,8 @@
 """What is saved of a model whose run needed remedies says so, and how to load it.
 
 ``save_pretrained`` of the model, and of each part that has one, writes the plan beside the weights
-when it has written these. The stand-ins are on the instances, and no copy of the model has them.
+when it has written these; ``push_to_hub`` has them and their card looked at before it uploads them.
+The stand-ins are on the instances, and no copy of the model has them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
 
-_SAVE = "save_pretrained"
+_SAVE, _UPLOAD = "save_pretrained", "_upload_modified_files"
 
 
 class SavedModels:
@@ -58,8 +59,10 @@ class SavedModels:
         root = self.root
         if not self._atoms and root is not None:
             for name, part in root.named_modules():
-                if callable(getattr(type(part), _SAVE, None)):
-                    self._undo.enter_context(standing_in(part, _SAVE, self._followed(part, name)))
+                for call in (_SAVE, _UPLOAD):
+                    if callable(getattr(type(part), call, None)):
+                        followed = self._followed(part, name, call)
+                        self._undo.enter_context(standing_in(part, call, followed))
         self._atoms = tuple(atoms)
 
     def saved(self, folder: str | Path, part: str = "") -> None:
@@ -88,7 +91,8 @@ class SavedModels:
         """Return what to add to what kept the run finite, "" where no loaded model needs it."""
         if not self._needed(self._atoms):
             return ""
-        return f"; what is saved of the model needs that too: {_how(self._last or 'FOLDER')}"
+        last = self._last if Path(self._last).is_dir() else ""  # a push saves into one of its own
+        return f"; what is saved of the model needs that too: {_how(last or 'FOLDER')}"
 
     def _needed(self, atoms: Sequence[Atom]) -> tuple[Atom, ...]:
         return of_the_forward(atom for atom in atoms if atom not in self._of_loss)
@@ -99,18 +103,26 @@ class SavedModels:
         self._undo.close()
         self._undo = ExitStack()
 
-    def _followed(self, module: nn.Module, name: str) -> Callable[..., Any]:
-        save: Any = getattr(module, _SAVE)
+    def _followed(self, module: nn.Module, name: str, call: str) -> Callable[..., Any]:
+        original: Any = getattr(module, call)
 
-        @functools.wraps(save)
+        @functools.wraps(original)
         def save_pretrained(*args: Any, **kwargs: Any) -> Any:
-            found = save(*args, **kwargs)
+            found = original(*args, **kwargs)
             folder = args[0] if args else kwargs.get("save_directory")
             if folder is not None and kwargs.get("is_main_process", True):
                 self.saved(folder, name)
             return found
 
-        return save_pretrained
+        @functools.wraps(original)
+        def upload(*args: Any, **kwargs: Any) -> Any:
+            # transformers writes the card of what it pushes behind the weights.
+            folder = args[0] if args else kwargs.get("working_dir")
+            if folder is not None:
+                self.saved(folder, name)
+            return original(*args, **kwargs)
+
+        return save_pretrained if call == _SAVE else upload
 
 
 def _release(saves: weakref.ref[SavedModels]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nanstop.records import Diagnosis, Report, Series
 from nanstop.report.text import terminal
-from nanstop.store.summary import Summary, finding_row, summary_row
+from nanstop.store.summary import Summary, summary_of
 from nanstop.wording import counted, number
 
 
@@ -62,13 +62,13 @@ class RunReport:
         return sheet_html(findings_sheet(self.findings, said, title="nanstop", series=self.series))
 
     def _as_written(self) -> Summary:
-        return Summary(
-            incidents=tuple(map(summary_row, self.incidents)),
-            findings=tuple(map(finding_row, self.findings)),
+        return summary_of(
+            self.incidents,
+            self.findings,
+            stopped=self.stopped,
+            exit=self.exit,
             steps=self.steps,
             seconds=self.seconds,
-            exit=self.exit,
-            ended="stopped" if self.stopped else None,
         )
 
 

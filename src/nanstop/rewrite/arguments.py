@@ -210,20 +210,35 @@ def _attention(source: Source, atom: Atom, _facts: RunFacts) -> list[Edit]:
 
 
 def _unscale(source: Source, atom: Atom, _facts: RunFacts) -> list[Edit]:
-    """Take the number off the loss again that stands as a factor ahead of ``backward``."""
-    edits = []
-    for name, node in calls(source):
-        product = node.func.value if isinstance(node.func, ast.Attribute) else None
-        if name != "backward" or not isinstance(product, ast.BinOp):
-            continue
-        if not isinstance(product.op, ast.Mult):
-            continue
-        sides = ((product.left, product.right), (product.right, product.left))
-        loss = [other for one, other in sides if _number(source, one) == float(atom.value)]
-        start, end = source.span(product)
-        if loss:
-            edits.append(Edit(start - 1, end + 1, source.operand(loss[0])))
-    return edits
+    """Take the number off the loss again: where it stands ahead of ``backward``, else where the
+    script multiplies something by it, if it does so once.
+    """
+    owners = [
+        node.func.value
+        for name, node in calls(source)
+        if name == "backward" and isinstance(node.func, ast.Attribute)
+    ]
+    factor = float(atom.value)
+    found = [_unscaled(source, node, factor, apart=1) for node in owners]
+    if not any(found):
+        found = [_unscaled(source, node, factor) for node in ast.walk(source.tree)]
+        found = found if sum(map(bool, found)) == 1 else []
+    return [edit for edits in found for edit in edits]
+
+
+def _unscaled(source: Source, node: ast.AST, factor: float, apart: int = 0) -> list[Edit]:
+    """Return the edit that leaves a factor out of a product, and ``apart`` characters on each side
+    of it; none where that is no such product.
+    """
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Mult) and not apart:
+        is_it = _number(source, node.value) == factor
+        return [Edit(*source.span(node), "pass")] if is_it else []
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):
+        return []
+    sides = ((node.left, node.right), (node.right, node.left))
+    rest = [other for one, other in sides if _number(source, one) == factor]
+    start, end = source.span(node)
+    return [Edit(start - apart, end + apart, source.operand(rest[0]))] if rest else []
 
 
 def _number(source: Source, node: ast.expr) -> float | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from nanstop.diagnose.diagnose import examine
-from nanstop.records import Diagnosis, Evidence
+from nanstop.records import Diagnosis, Evidence, RunFacts
 from nanstop.store.summary import by_weight, finding_row
 
 _SEEN_BY_THE_RUN = (("NS102", "possible"), ("NS106", "certain"))
@@ -14,6 +15,15 @@ _SEEN_BY_THE_RUN = (("NS102", "possible"), ("NS106", "certain"))
 Updates of bfloat16 weights are measured (NS111). Weights that are not finite spoil the first step
 that reads them, and stand beside that failure.
 """
+
+
+def is_incident(finding: Diagnosis, facts: RunFacts) -> bool:
+    """Return whether a finding is told as an incident: it was seen to keep a run from training.
+
+    Of processes that train together each would tell its own: there it is a warning.
+    """
+    sure = finding.trains_nothing and finding.confidence != "possible"
+    return sure and finding.seen is not None and facts.world_size == 1
 
 
 class Findings:
@@ -57,11 +67,13 @@ class Findings:
         places = {one.where for one in self.all if one.code == finding.code}
         # Without a place it is what was to be expected: nothing new beside what was seen somewhere.
         if finding.where not in places and (finding.where or not places):
+            like = self._with_the_help_of(finding)
+            finding = replace(finding, mended_by=like if like != finding.code else "")
             self.all.append(finding)
             self.all.sort(key=lambda one: by_weight(finding_row(one)))
             self._tell(finding)
 
-    def with_the_help_of(self, finding: Diagnosis) -> str:
+    def _with_the_help_of(self, finding: Diagnosis) -> str:
         """Return the code of the finding that was told with the help that this one has, its own
         where none was: then it is to be told with its help.
         """

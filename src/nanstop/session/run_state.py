@@ -9,7 +9,7 @@ from typing import Protocol
 
 from nanstop.decide.policy import Policy
 from nanstop.numerics.weights import param_groups
-from nanstop.records import Atom, BatchRows, RunFacts
+from nanstop.records import Atom, BatchRows, RunFacts, StepId
 from nanstop.replay.step import Batch, ModelView, Step
 from nanstop.session.history import History
 from nanstop.session.telling.live import Live
@@ -32,6 +32,8 @@ class RunState(Protocol):
     def metrics(self) -> History: ...
     @property
     def live(self) -> Live: ...
+    @property
+    def present(self) -> Callable[[], StepId | None]: ...
     @property
     def rows_of(self) -> Callable[[Batch], BatchRows | None]: ...
     @property

@@ -27,7 +27,6 @@ from nanstop.records import (
     PrecisionPlan,
     Report,
     RunFacts,
-    Series,
     StepId,
 )
 from nanstop.records.remedies import describe, of_the_loss
@@ -35,7 +34,7 @@ from nanstop.report.announce import News, short
 from nanstop.report.text.blocks import mended_too
 from nanstop.report.text.run_end import RunEnd, said_again
 from nanstop.report.text.run_start import said_at_start
-from nanstop.session.findings import Findings
+from nanstop.session.findings import Findings, is_incident
 from nanstop.session.history import WHOLE, History
 from nanstop.session.looks import Looks
 from nanstop.session.machine import command, environment
@@ -43,7 +42,7 @@ from nanstop.session.shown_text import ids_as_text
 from nanstop.session.telling.live import Live
 from nanstop.session.watched_run import WatchedRun
 from nanstop.store.incidents import Store
-from nanstop.store.summary import Summary, finding_row, summary_row
+from nanstop.store.summary import summary_of, summary_row
 
 if TYPE_CHECKING:
     from nanstop.detect.signals import Alarm
@@ -91,8 +90,7 @@ class Session(WatchedRun):
         self._failures: Failures | None = None
         self.announce = announce
         self._plan = plan
-        self._clock = clock
-        self._began = clock()
+        self._clock, self._began = clock, clock()
         self._looks = Looks(
             self,
             self._told,
@@ -107,6 +105,7 @@ class Session(WatchedRun):
         self._saves: SavedModels | None = None
         self._steps = 0
         self._end = RunEnd()
+        self._stop: Decision | None = None
         self._exit: int | None = None
 
     @property
@@ -115,7 +114,8 @@ class Session(WatchedRun):
 
     @property
     def findings(self) -> list[Diagnosis]:
-        return self._told.all
+        as_incidents = [one.diagnoses[0] for one in self.reports if one.trains_nothing]
+        return [one for one in self._told.all if one not in as_incidents]
 
     @property
     def may_leave_out(self) -> bool:
@@ -130,7 +130,7 @@ class Session(WatchedRun):
         self.adopt(atoms_of(self._plan, self.view))
 
     def start(self) -> None:
-        self._exit, self._end = None, RunEnd()
+        self._exit, self._end, self._stop = None, RunEnd(), None
         if self._saves is not None and not self._in_force:
             self._saves.release()  # of an earlier training of this model
         if self._failures is not None:
@@ -193,8 +193,7 @@ class Session(WatchedRun):
             self.announce(said)
         if action.kind == "adopt":
             self.adopt(action.atoms)
-        on_stop = self.policy.on_stop
-        return Decision.to(action, end.report, atoms=end.atoms, on_stop=on_stop)
+        return Decision.to(action, end.report, atoms=end.atoms, on_stop=self.policy.on_stop)
 
     def carried_out(
         self, decision: Decision, outcome: str, *, before: str = "", after: str = ""
@@ -237,8 +236,10 @@ class Session(WatchedRun):
     def raised(self, at: StepId, error: BaseException) -> None:
         self._examine_setup(at=at, refusal=str(error)[:500])
 
-    def before_update(self, step: Step) -> None:
+    def before_update(self, step: Step) -> Decision | None:
         self._looks.before_update(step)
+        stop, self._stop = self._stop, None
+        return stop
 
     def accounted(self, account: GradientAccount) -> None:
         self._looks.accounted(account)
@@ -281,17 +282,14 @@ class Session(WatchedRun):
 
     def adopt(self, atoms: tuple[Atom, ...]) -> None:
         new = tuple(atom for atom in atoms if atom not in self._in_force)
-        if new:
-            from nanstop.remedies.lasting import lasting
-
-            self._adopted.enter_context(lasting(self.view, new))
-            self._in_force += new
-            self.store.save_plan(self._in_force)
-            self._follow_saves()
-
-    def _follow_saves(self) -> None:
+        if not new:
+            return
+        from nanstop.remedies.lasting import lasting
         from nanstop.remedies.saved_models import SavedModels
 
+        self._adopted.enter_context(lasting(self.view, new))
+        self._in_force += new
+        self.store.save_plan(self._in_force)
         if self._saves is None or self._saves.root is not self.view.root:
             self._saves = SavedModels(self.view.root, self.announce)
         failures = (r.localization.first_bad for r in self.reports if r.localization is not None)
@@ -316,9 +314,8 @@ class Session(WatchedRun):
             self.announce(f"resumed under {source}: {describe(atoms)}")
 
     def checkpoint_refused(self, path: str, bad_params: Sequence[str], last_good: str) -> Decision:
-        names = ", ".join(bad_params[:3])
         kept = f"; the last good state is {last_good}" if last_good else ""
-        refusal = f"checkpoint {path} was not written: {names} not finite{kept}"
+        refusal = f"checkpoint {path} was not written: {', '.join(bad_params[:3])} not finite{kept}"
         self.announce(refusal)
         kind = "stop" if self.policy.on_failure == "stop" else "proceed"
         return Decision(kind=kind, reason=refusal, on_stop=self.policy.on_stop)
@@ -336,15 +333,12 @@ class Session(WatchedRun):
         if self.store.keeps_series:
             self.store.write_series((*self.series.records(), *ranges))
         if is_first() and self.store.has_news:
-            self._write_page(in_force, ranges)
+            from nanstop.report.page_file import write_page
+
+            plan = PrecisionPlan(remedies=in_force) if in_force else None
+            write_page(self.store, lambda: (*self.series.recent(), *ranges), plan)
         if not self.policy.quiet:
             self.announce(self._told_at_end(in_force))
-
-    def _write_page(self, in_force: tuple[Atom, ...], ranges: tuple[Series, ...]) -> None:
-        from nanstop.report.page_file import write_page
-
-        plan = PrecisionPlan(remedies=in_force) if in_force else None
-        write_page(self.store, lambda: (*self.series.recent(), *ranges), plan)
 
     def _told_at_end(self, in_force: tuple[Atom, ...]) -> RunEnd:
         end, met = self._end, [r for r in self.reports if r.incident.id in self._end.failures]
@@ -377,23 +371,26 @@ class Session(WatchedRun):
         self._told.examine_setup(Evidence(facts=self.facts, environment=self.environment, **seen))
 
     def _tell(self, finding: Diagnosis) -> None:
-        like = self._told.with_the_help_of(finding)
-        if like == finding.code:
-            self.announce(finding)
-        else:
-            self.announce(mended_too(finding, like))
+        if is_incident(finding, self.facts) and self._met_failures() is not None:
+            from nanstop.session.investigation import of_no_training
+
+            decision = self._concluded(self._named(of_no_training(self, finding)))
+            self._stop = decision if decision.kind == "stop" else None
+            return
+        by = finding.mended_by
+        self.announce(mended_too(finding, by) if by else finding)
         self._write_summary()
 
     def _write_summary(self) -> None:
         own, took = self.store.own, self._clock() - self._began
         self.store.write_summary(
-            Summary(
-                incidents=tuple(summary_row(r) for r in self.reports if r.incident.id in own),
-                findings=tuple(finding_row(one) for one in self.findings),
+            summary_of(
+                [one for one in self.reports if one.incident.id in own],
+                self.findings,
+                stopped=self._exit == STOPPED,
                 exit=self._exit,
                 steps=self._steps,
                 seconds=took,
-                ended="stopped" if self._exit == STOPPED else None,
                 began=round(time.time() - took),
                 script=getattr(self.environment.command, "script_name", None),
             )

@@ -128,9 +128,9 @@ class WatchedRun(Protocol):
         the run's own code raised what is no failure of numbers, in this step.
         """
 
-    def before_update(self, step: Step) -> None:
-        """Look at a healthy window whose update is near:
-        whether gradients arrived, and what they are about to move.
+    def before_update(self, step: Step) -> Decision | None:
+        """Look at a healthy window whose update is near: whether gradients arrived, and what they
+        are about to move. Return that the training is to stop, where a look has come to that.
         """
 
     def accounted(self, account: GradientAccount) -> None:

@@ -21,6 +21,11 @@ CARD = "README.md"
 _BEGIN, _END = "<!-- nanstop: begin -->", "<!-- nanstop: end -->"
 _SECTION = re.compile(rf"\n*{_BEGIN}.*?{_END}\n?", re.DOTALL)
 
+_HOW_TO_LOAD = (
+    "Without it the weights beside this file can give NaN or Inf. To load them with it:",
+    "    nanstop.load_plan(FOLDER).apply(model)  # the folder of this file",
+    "`nanstop export FOLDER --out NEW` writes a checkpoint that computes finite without nanstop.",
+)
 _NOTE = """\
 ## Numerical precision
 
@@ -39,11 +44,14 @@ nanstop.load_plan(FOLDER).apply(model)  # the folder of this file
 
 def write_beside(folder: Path, atoms: Sequence[Atom], needed: Sequence[Atom] | None = None) -> None:
     """Write the plan of ``atoms`` into the folder of saved weights, and say in its model card what
-    of it the model needs: ``needed``, where its training alone needs the others. Errors:
+    of it the model needs: ``needed``, where its training alone needs the others. The plan itself
+    says how to load them: a folder without a card gets none, for a card is its author's. Errors:
     ``OSError``.
     """
-    save_plan(PrecisionPlan(remedies=tuple(atoms)), folder / PLAN)
-    note_in_card(folder / CARD, atoms if needed is None else needed)
+    needed = of_the_forward(atoms if needed is None else needed)
+    plan = PrecisionPlan(remedies=tuple(atoms))
+    save_plan(plan, folder / PLAN, _HOW_TO_LOAD if needed else ())
+    note_in_card(folder / CARD, needed)
 
 
 def note_in_card(card: Path, atoms: Sequence[Atom]) -> None:

@@ -33,13 +33,15 @@ _UNUSED = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
 """What plans of nanstop 0.2 say of every loss scale, as torch has it anyway."""
 
 
-def save_plan(plan: PrecisionPlan, path: str | os.PathLike[str]) -> None:
-    """Write a plan, without its empty fields. Errors: ``OSError``."""
+def save_plan(plan: PrecisionPlan, path: str | os.PathLike[str], notes: Sequence[str] = ()) -> None:
+    """Write a plan, without its empty fields; ``notes``: lines of a comment at its head. Errors:
+    ``OSError``.
+    """
     import yaml
 
     rows = json.loads(codec.to_json(plan))
     kept = {name: value for name, value in rows.items() if value not in ("", None, [])}
-    title = "".join(f"# {line}\n" for line in headline(plan))
+    title = "".join(f"# {line}\n" for line in (*headline(plan), *notes))
     body = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True, width=100)
     write_whole(Path(path), (title + body).encode())
 

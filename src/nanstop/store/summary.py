@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -40,7 +41,7 @@ class FindingRow:
 
     ``step`` and ``micro`` (from 0), ``phase``, ``op``: where it was first seen, as far as that was
     measured. ``step`` is None for what was only to be expected. ``cause`` and ``lines``: what the
-    terminal says of it.
+    terminal says of it. ``mended_by``: see ``Diagnosis``.
     """
 
     code: str
@@ -53,6 +54,7 @@ class FindingRow:
     op: str | None = None
     cause: str = ""
     lines: tuple[str, ...] = ()
+    mended_by: str = ""
 
 
 @record
@@ -121,6 +123,18 @@ _QUIET: dict[str, tuple[type, ...]] = {
 """The fields of a summary, and of what kinds their values are in JSON."""
 
 
+def summary_of(
+    reports: Iterable[Report], findings: Iterable[Diagnosis], *, stopped: bool, **run: Any
+) -> Summary:
+    """Return the summary of a run with these incidents and findings; ``run``: its other fields."""
+    return Summary(
+        incidents=tuple(map(summary_row, reports)),
+        findings=tuple(map(finding_row, findings)),
+        ended="stopped" if stopped else None,
+        **run,
+    )
+
+
 def summary_row(report: Report) -> IncidentRow:
     """Return the line of ``summary.json`` that this report amounts to."""
     first = report.diagnoses[0] if report.diagnoses else None
@@ -130,7 +144,7 @@ def summary_row(report: Report) -> IncidentRow:
         event = place.growth[-1]
     key = place.key if place else (report.replay.key if report.replay else None)
     proof, at = report.proof, report.incident.at
-    source = event.source if event else None
+    source = event.source if event else first.source if first else None
     return IncidentRow(
         code=first.code if first else "NS000",
         codes=tuple(diagnosis.code for diagnosis in report.diagnoses) or ("NS000",),
@@ -165,6 +179,7 @@ def finding_row(finding: Diagnosis) -> FindingRow:
         op=seen.op if seen is not None else None,
         cause=finding.cause,
         lines=finding.lines,
+        mended_by=finding.mended_by,
     )
 
 
@@ -181,6 +196,7 @@ def finding_of(row: FindingRow) -> Diagnosis:
         cause=row.cause,
         confidence=cast(Confidence, row.confidence),
         lines=row.lines,
+        mended_by=row.mended_by,
         where=row.where,
         seen=seen,
     )

@@ -6,6 +6,7 @@ from transformers import Trainer, TrainerCallback
 
 import nanstop
 from hf_cases import build
+from noticed import noticed
 from versions import older_than
 
 torch.set_num_threads(1)
@@ -56,7 +57,7 @@ def without_dropout(trainer, kind):
 def told(trainer, out):
     with nanstop.watch(trainer, policy="observe", out=out) as watch:
         trainer.train()
-    return [one for one in watch.findings if one.code in ACCOUNTED]
+    return [one for one in noticed(watch.findings, watch.incidents) if one.code in ACCOUNTED]
 
 
 def codes(trainer, out):
@@ -102,7 +103,41 @@ def test_a_loop_by_hand(tmp_path, clip, found):
         for _ in range(5):
             watch.step(lambda x: net(x).pow(2).mean(), torch.randn(4, 8))
             watch.update(clip=clip)
-    assert [one.code for one in watch.findings if one.code in ACCOUNTED] == found
+    told = noticed(watch.findings, watch.incidents)
+    assert [one.code for one in told if one.code in ACCOUNTED] == found
+
+
+class ImmenseLoss(Trainer):
+    """Multiplies its loss until float32 has no norm of its gradients, from a step on."""
+
+    since = 0
+
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        found = super().compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)
+        return found * (1e22 if self.state.global_step >= self.since else 1.0)
+
+
+@pytest.mark.parametrize(("since", "step"), [(0, 0), (20, 21)])
+def test_a_norm_that_is_infinite_in_each_step_is_an_incident(tmp_path, since, step):
+    trainer = build("trainer", tmp_path / "hf", max_steps=26, gradient_accumulation_steps=1)
+    trainer.__class__, ImmenseLoss.since = ImmenseLoss, since
+    with nanstop.watch(trainer, out=tmp_path / "out") as watch:
+        trainer.train()
+    assert "NS307" not in [one.code for one in watch.findings]
+    (report,) = watch.incidents
+    best = report.diagnoses[0]
+    assert (best.code, best.confidence, report.incident.at.step) == ("NS307", "certain", step)
+    assert "their norm is not" in best.cause
+    assert report.audit[-1].action.kind == "observe"
+    assert (tmp_path / "out" / report.incident.id / "report.json").is_file()
+
+
+def test_a_trainer_stops_where_it_trains_nothing_and_the_policy_says_so(tmp_path):
+    trainer = build("trainer", tmp_path / "hf", max_steps=26, max_grad_norm=1e-12)
+    nanstop.watch(trainer, policy="stop", out=tmp_path / "out")
+    with pytest.raises(nanstop.TrainingStopped, match="NS307"):
+        trainer.train()
+    assert trainer.state.global_step < 8
 
 
 class LargeLoss(Trainer):

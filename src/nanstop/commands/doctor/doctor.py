@@ -29,7 +29,6 @@ from nanstop.process.inject.progress import Follow, Progress, tell
 from nanstop.records.codec import to_json
 from nanstop.records.record import record
 from nanstop.store.files import write_whole
-from nanstop.wording import counted
 
 FAR = 1e3
 """Weights that go this many times as far as without the failure have been thrown away, finite or
@@ -267,4 +266,4 @@ def _outcome(full: GuardTrial) -> str:
 
 
 def _not_finite(num: int) -> str:
-    return f"{counted(num, 'weight')} {'is' if num == 1 else 'are'} not finite"
+    return "1 weight is not finite" if num == 1 else f"{num} weights are not finite"

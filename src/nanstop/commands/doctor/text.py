@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import get_args
 
 from nanstop.commands.doctor.result import INJECTED, Act, Doctor, GuardRow, Injected, InjectedRow
+from nanstop.language.translate import translated
+from nanstop.report.text.wrapping import columns, padded
 
 NAMES: Mapping[Injected, str] = MappingProxyType(
     {
@@ -18,21 +20,34 @@ NAMES: Mapping[Injected, str] = MappingProxyType(
     }
 )
 
+_REACHES = "reaches the weights"
 _ORDER: tuple[Act, ...] = get_args(Act)
-_WIDTH = max(map(len, NAMES.values()))
-_ACT_WIDTH = max(map(len, _ORDER))
 
 
 def render(found: Doctor) -> str:
-    """Return what became of each failure, what guards did, and how many failures got through."""
-    lines = [f"guards of {found.host}, observed in {len(found.trials)} short trainings", ""]
-    lines += ["what became of a failure in one step"]
-    lines += [f"  {NAMES[row.injected]:{_WIDTH}}  {_became(row)}" for row in found.failures]
-    lines += ["", "what each guard did about it"]
+    """Return what became of each failure, what guards did, and how many failures got through, in
+    the language that is asked for.
+    """
+    head = [f"guards of {found.host}, observed in {len(found.trials)} short trainings", ""]
+    head += ["what became of a failure in one step"]
+    middle = ["", "what each guard did about it"]
+    tail = ["", *(f"note: {note}" for note in found.notes), reaching(found)]
+    became = [(NAMES[row.injected], _became(row)) for row in found.failures]
+    rows = _rows(became, NAMES.values(), "  ")
+    lines = [*map(translated, head), *(row.replace(_REACHES, _REACHES.upper(), 1) for row in rows)]
+    lines += map(translated, middle)
     for row in found.guards:
-        lines += _guard(row)
-    lines += ["", *(f"note: {note}" for note in found.notes), reaching(found)]
-    return "\n".join(lines)
+        own = " itself, without them" if row.guard.kind == "host" else ""
+        lines.append(f"  {translated(row.guard.name)}{translated(own)}")
+        lines += _rows(_acts(row), _ORDER, "    ")
+    return "\n".join([*lines, *map(translated, tail)])
+
+
+def _rows(rows: Iterable[tuple[str, str]], names: Iterable[str], indent: str) -> Iterator[str]:
+    """Yield rows of a name and a text, below each other whichever of the ``names`` they have."""
+    width = max(columns(translated(name)) for name in names)
+    for name, text in rows:
+        yield f"{indent}{padded(translated(name), width)}  {translated(text)}"
 
 
 def reaching(found: Doctor) -> str:
@@ -45,20 +60,18 @@ def _became(row: InjectedRow) -> str:
     if not row.tried:
         return row.outcome
     by = f" (by {', '.join(row.stopped_by)})" if row.stopped_by else ""
-    return f"{'REACHES THE WEIGHTS' if row.reaches_weights else 'ok'}: {row.outcome}{by}"
+    return f"{_REACHES if row.reaches_weights else 'ok'}: {row.outcome}{by}"
 
 
-def _guard(row: GuardRow) -> list[str]:
-    own = " itself, without them" if row.guard.kind == "host" else ""
-    lines = [f"  {row.guard.name}{own}"]
+def _acts(row: GuardRow) -> Iterator[tuple[str, str]]:
+    """Yield each act of a guard with the failures in which it was seen."""
     for act in _ORDER:
         cases: list[Injected] = [
             case for case, done in zip(INJECTED, row.acts, strict=True) if done == act
         ]
         if cases:
-            shown = "every one" if len(cases) == len(INJECTED) else ", ".join(map(_short, cases))
-            lines.append(f"    {act:{_ACT_WIDTH}}  {shown}")
-    return lines
+            all_of_them = len(cases) == len(INJECTED)
+            yield act, "every one" if all_of_them else ", ".join(map(_short, cases))
 
 
 def _short(case: Injected) -> str:

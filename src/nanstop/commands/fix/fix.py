@@ -66,7 +66,7 @@ def _said(
         status=status,
         cure=describe(change.atoms),
         proof=_proof(report, change),
-        allow=tuple(dict.fromkeys(changing)),
+        allow=() if report.trains_nothing else tuple(dict.fromkeys(changing)),
         supervised=command is not None and command.supervised,
         files=tuple(
             FixedFile(file=_short(Path(one.file)), diff=unified(one, _short(Path(one.file))))

@@ -78,11 +78,11 @@ def render(found: LrRange, record: str = "") -> str:
     """Return the outcome as text: the range and what it rests on."""
     if found.status == "found":
         falls = f"begins to fall at {found.begins:.1e}, falls fastest at {found.steepest:.1e}"
-        least = f"{found.lowest_loss:.4g}, from {found.first_loss:.4g}"
+        least, first = f"{found.lowest_loss:.4g}", f"{found.first_loss:.4g}"
         lines = [
             f"learning rate: {found.low:.1e} to {found.high:.1e}",
             f"  the loss {falls}",
-            f"  it is least at {found.lowest:.1e}: {least}",
+            f"  it is least at {found.lowest:.1e}: {least}, from {first}",
             f"  noise of one loss: {found.noise:.2g}",
         ]
         lines += [f"note: {found.message}"] if found.message else []

@@ -16,9 +16,9 @@ def render(plan: PrecisionPlan) -> str:
     if plan.agreement is not None:
         lines += _agreement(plan.agreement)
     if plan.cost is not None:
-        lines.append(f"  = {_cost(plan.cost)}")
+        lines.append(_cost(plan.cost))
     if plan.calibration is not None:
-        lines.append(f"  = {_calibration(plan.calibration)}")
+        lines.append(_calibration(plan.calibration))
     return "\n".join(lines)
 
 
@@ -37,16 +37,16 @@ def _agreement(found: Agreement) -> Iterator[str]:
 
 
 def _cost(cost: PlanCost) -> str:
-    return f"the regions add {cost.casts:+d} casts and {cost.bytes / 2**10:+.1f} KiB to a step"
+    return f"  = the regions add {cost.casts:+d} casts and {cost.bytes / 2**10:+.1f} KiB to a step"
 
 
 def _calibration(found: Calibration) -> str:
     data = f" ({found.data})" if found.data else ""
-    tokens = f", {found.num_tokens} tokens" if found.num_tokens else ""
+    tokens = f", {found.num_tokens} tokens in all" if found.num_tokens else ""
     padded = " and a copy of one with padded rows" if found.num_padded else ""
     early = "" if found.complete else "; the time was up: fewer regions may do"
     return (
-        f"calibrated on {_batches(found.num_batches)}{tokens}{data}{padded}{_unseen(found)}; "
+        f"  = calibrated on {_batches(found.num_batches)}{tokens}{data}{padded}{_unseen(found)}; "
         f"{found.trials} trials, {found.seconds:.1f} s{early}"
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from nanstop.frozen import frozen
-from nanstop.records import Change, Confidence, Diagnosis, Evidence, SourceLine
+from nanstop.records import Atom, Change, Confidence, Diagnosis, Evidence, SourceLine
 
 Role = Literal["cause", "chance", "symptom", "log", "unexplained"]
 """What made a failure; that it comes and goes, so that no replay says what made it; how it shows;
@@ -19,7 +19,7 @@ how a log shows it; that nothing else explains it."""
 class Reason:
     """What one branch of a check has found. ``fix``: what to do about it, in a line. ``source``:
     the line of the script that is to be changed, where it is known; ``behind``: lines that gave it
-    what it works with.
+    what it works with. ``trains_nothing``, ``remedies``: see ``Diagnosis``.
     """
 
     confidence: Confidence
@@ -28,6 +28,8 @@ class Reason:
     fix: str
     source: SourceLine | None = None
     behind: tuple[SourceLine, ...] = ()
+    trains_nothing: bool = False
+    remedies: tuple[tuple[Atom, ...], ...] = ()
 
     def diagnosis(self, code: str, **known: Any) -> Diagnosis:
         """Return it as the diagnosis of a finding. ``known``: further fields."""
@@ -36,7 +38,13 @@ class Reason:
             title=self.title,
             cause=self.cause,
             confidence=self.confidence,
-            lines=(*(line.quoted for line in self.behind), self.fix),
+            lines=(
+                *(line.quoted for line in self.behind),
+                *(() if self.trains_nothing else (self.fix,)),
+            ),
+            usual_cure=self.fix if self.trains_nothing else "",
+            trains_nothing=self.trains_nothing,
+            remedies=self.remedies,
             **known,
         ).at(self.source)
 

@@ -58,6 +58,8 @@ class LoopController:
         """What has been looked for since the first micro-batch."""
         self.ends = WindowEnds(self)
         self.data_rows = DataRows("the data set")
+        self.latest_norm: float | None = None
+        """Of the gradients of the last window, None where they were not measured."""
 
     def open(self, view: PlainView, **known: Any) -> None:
         """Open the session once; ``known`` are further fields of ``RunFacts``."""
@@ -110,6 +112,8 @@ class LoopController:
         self._note_hook_writes()
         ending, self._view = Ending(), step.view
         self.ends.close(step, read, ending, can_redo=can_redo)
+        reading = ending.reading if norm is not None else None
+        self.latest_norm = reading.norm if reading is not None else None
         return ending
 
     def look_at_hooks(self, root: nn.Module) -> None:

@@ -191,7 +191,8 @@ class WatchedLoop:
         accounts = self._accounts
         if not applied:
             accounts.drop()
-        found = accounts.updated(self._optimizer, self.controller.step_id)
+        norm = self.controller.latest_norm
+        found = accounts.updated(self._optimizer, self.controller.step_id, norm)
         if found is not None:
             self.session.accounted(found)
 

@@ -173,8 +173,8 @@ class Judge:
         self._state.window.closed = True
         self._state.drop()
         self.controller.num_updates = self._steps.updates.get(optimizer, 0)
-        accounts = self._state.accounts
-        account = accounts.updated(optimizer, self.controller.step_id)
+        accounts, norm = self._state.accounts, self.controller.latest_norm
+        account = accounts.updated(optimizer, self.controller.step_id, norm)
         if account is not None and self.controller.session is None:
             # What its backwards gave was cleared: no sink has opened one.
             with self.looking("the update was not accounted for"):

@@ -108,7 +108,8 @@ class TrainerAccounts:
     def _updated(self, tell: Any, *args: Any) -> Any:
         optimizer, session = self._watch.view.optimizer, self._watch.session
         if optimizer is not None and session is not None and self._watch.host.replaying is None:
-            account = self._accounts.updated(optimizer, self._watch.step_id)
+            norm = session.series.last("grad_norm")
+            account = self._accounts.updated(optimizer, self._watch.step_id, norm)
             if account is not None:
                 session.accounted(account)
             if self._accounts.is_looking:

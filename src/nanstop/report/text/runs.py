@@ -71,9 +71,10 @@ def totals(summary: Summary) -> str:
     end = _ENDS.get(summary.ended or "", summary.ended)
     if not end and summary.exit is not None:
         end = "ended well" if summary.exit == 0 else f"ended with exit code {summary.exit}"
+    warnings = [one for one in summary.findings if not one.mended_by]
     found = [
         counted(len(rows), name)
-        for rows, name in ((summary.incidents, "incident"), (summary.findings, "warning"))
+        for rows, name in ((summary.incidents, "incident"), (warnings, "warning"))
         if rows
     ]
     return ", ".join([took, end or "not over", " and ".join(found) or "nothing found"])

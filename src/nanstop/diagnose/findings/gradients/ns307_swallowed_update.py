@@ -15,10 +15,13 @@ covers all, end alike.
 
 A sample of at most 4096 gradients is compared as backward left it and as the optimizer took it. It
 is said where less than 1e-8 of what arrived is taken, its loss scale aside: in three looks where
-the limit of the clipping or the size of the gradients says how, else in six, up to update 16, for a
-script may hold its weights still for the first updates by zeros. It is certain only where the limit
-says so: gradients beyond 1.8e19, of which float32 has no norm, have a reason of their own, and
-where that is known (NS105, NS404, NS504) it is said alone.
+the limit of the clipping, the size of the gradients or the line that made their norm infinite says
+how, else in six over 16 updates, for a script may hold its weights still for the first updates by
+zeros. A norm that becomes infinite later in a run is looked at in the updates that follow. It is
+certain where the limit says so, or an infinite norm of finite gradients that are clipped: gradients
+beyond 1.8e19, of which float32 has no norm, have a reason of their own, and where that is known
+(NS105, NS404, NS504) it is said alone. A run that trains nothing by it has met an incident, though
+every number is finite: it goes on, unless the policy is to stop.
 
 An update can also be made and taken back. A copy of the best weights that is loaded in every step,
 and is that of the start, leaves each forward with the weights that the update before it had
@@ -67,6 +70,9 @@ finite makes the others zero. NS112: the loss scale is divided out twice.
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from nanstop.diagnose.evidence.accounts import (
     has_signal,
     is_swallowed,
@@ -77,16 +83,23 @@ from nanstop.diagnose.evidence.accounts import (
 )
 from nanstop.diagnose.evidence.reading import sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, GradientAccount
+from nanstop.records import Atom, Diagnosis, Evidence, GradientAccount, SourceLine
 from nanstop.wording import number
 
-_FEW, _MANY = 3, 6
-"""Looks in a row of which nothing is left: those of updates 0, 1, 2, and up to update 16. A script
+_FEW, _MANY, _LONG = 3, 6, 16
+"""Looks in a row of which nothing is left: those of updates 0, 1, 2, and over 16 updates. A script
 may freeze its weights for the first updates by zeros.
 """
 _ASKED = 32
 """Updates that a run has to ask for before it is no short trial of another."""
 _NO_CLIP = 1e-6
+_USUAL_CLIP = Atom(remedy="clip", value="1.0")
+_NO_WEIGHT = 1e6
+"""Factor of a loss that is no weight of it any more."""
+_IN_FLOAT64 = (
+    "ask first what makes gradients so large; float32 has no norm of them, float64 has: "
+    "`torch.stack([g.double().norm() for g in gradients]).norm()`"
+)
 _NORM_OVERFLOWS = 1.8e19
 """From here on the square of a norm is beyond float32, whichever line computes it."""
 
@@ -103,32 +116,53 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return found
     accounts = repeated(evidence.accounts, _FEW)
     is_clipped = _clips_to_nothing(evidence)
-    is_known = is_clipped or all(one.arrived > _NORM_OVERFLOWS for one in accounts)
-    accounts = accounts if is_known else repeated(evidence.accounts, _MANY)
-    if is_known and not is_clipped and not _MAKE_IMMENSE.isdisjoint(evidence.told):
+    is_seen = bool(accounts) and bool(accounts[-1].overflowed_at)
+    are_immense = all(map(_has_no_norm, accounts))
+    if not (is_clipped or is_seen or are_immense):
+        accounts = _through(repeated(evidence.accounts, _MANY))
+    if are_immense and not is_clipped and not _MAKE_IMMENSE.isdisjoint(evidence.told):
         return None
     if not accounts or not all(map(is_swallowed, accounts)):
         return None
     account = accounts[-1]
     overflow = next(iter(account.overflowed_at), None)
     source = account.changed_at[-1] if account.changed_at else None
-    made = f"at {shown(overflow)} finite gradients became a number that is not finite"
-    said = (quoted(overflow), quoted(source), _advice(evidence, account))
-    return Diagnosis(
-        code="NS307",
+    said = (quoted(overflow), quoted(source))
+    has_norm = not all(one.norm == math.inf for one in accounts)
+    divides = not has_norm and standing(evidence).clip is not None
+    return _found(
         title="gradients are gone before the update",
         cause=(
             f"the model does not learn: {len(accounts)} updates that were looked at, one after "
             f"the other, changed nothing by their gradients; backward left a norm of "
             f"{number(account.arrived)} in the sampled weights, {number(account.consumed)} of it "
-            f"came to the optimizer{f'; {made}' if overflow else ''}"
+            f"came to the optimizer{_made_by(overflow, account, divides=divides)}"
         ),
-        confidence="certain" if is_clipped else "likely",
+        confidence="certain" if is_clipped or divides else "likely",
         lines=tuple(dict.fromkeys(line for line in said if line)),
+        remedies=_typed(account, is_clipped=is_clipped),
+        usual_cure=_advice(evidence, account, source),
         where=shown(overflow or source) or standing(evidence).host,
         source=overflow or source,
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
     )
+
+
+def _found(**known: Any) -> Diagnosis:
+    return Diagnosis(code="NS307", trains_nothing=True, **known)
+
+
+def _made_by(overflow: SourceLine | None, account: GradientAccount, *, divides: bool) -> str:
+    """Return what made nothing of the gradients, as far as that was seen."""
+    said = ""
+    if overflow is not None:
+        said = f"; at {shown(overflow)} finite gradients became a number that is not finite"
+    elif divides:
+        said = "; every gradient is finite, their norm is not, and clipping divides by it"
+    factor = account.loss_factor or 0.0
+    if factor >= _NO_WEIGHT:
+        said += f"; the loss is a mean times {number(factor)}"
+    return said
 
 
 def _put_back(evidence: Evidence) -> Diagnosis | None:
@@ -137,8 +171,7 @@ def _put_back(evidence: Evidence) -> Diagnosis | None:
     if not twice or not all(account.is_put_back for account in twice):
         return None
     source = next(iter(twice[-1].rewritten_at[-1:]), None)
-    return Diagnosis(
-        code="NS307",
+    return _found(
         title="the weights are put back after each update",
         cause=(
             f"the forward after update {twice[-1].at.step - 1} finds the sampled weights as they "
@@ -146,6 +179,7 @@ def _put_back(evidence: Evidence) -> Diagnosis | None:
         ),
         confidence="certain",
         lines=("look for a state, or an average, that is copied over them in every step",),
+        usual_cure="load kept weights at the end, or where the measure has become worse",
         where=standing(evidence).host,
         seen=sighting(evidence, "forward", since=max(twice[0].at.step - 1, 0)),
     ).at(source)
@@ -161,18 +195,15 @@ def _made_elsewhere(evidence: Evidence) -> Diagnosis | None:
     seen = [one.elsewhere_at[-1] for one in evidence.accounts if one.elsewhere_at]
     if not all(one.is_own for one in accounts) or not seen:
         return None
-    return Diagnosis(
-        code="NS307",
+    return _found(
         title="updates are made, and never of the weights",
         cause=(
             f"a line makes a weight's update into another tensor, and {len(accounts)} looks in a "
             "row show weights that stay as they are while gradients arrive"
         ),
         confidence="likely",
-        lines=(
-            *map(quoted, accounts[-1].given_at),
-            "write to the weight itself, in place and under no_grad",
-        ),
+        lines=tuple(map(quoted, accounts[-1].given_at)),
+        usual_cure="write to the weight itself, in place and under no_grad",
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
     ).at(seen[-1])
 
@@ -183,17 +214,36 @@ def _never_made(evidence: Evidence) -> Diagnosis | None:
     if account is None or account.num_asked < _ASKED:
         return None
     source = update_line(evidence)
-    return Diagnosis(
-        code="NS307",
+    return _found(
         title="updates are asked for and never made",
         cause=(
             f"{account.optimizer} was asked for an update {account.num_asked} times and has made "
             "none: gradients are summed up over a window that is longer than the run"
         ),
         confidence="certain",
-        lines=("look at gradient_accumulation_steps",),
+        usual_cure="fewer gradient_accumulation_steps than the run has micro-batches",
         seen=sighting(evidence, "optimizer"),
     ).at(source)
+
+
+def _typed(account: GradientAccount, *, is_clipped: bool) -> tuple[tuple[Atom, ...], ...]:
+    """Return what can be typed against it: another limit, or no factor of the loss."""
+    if is_clipped:
+        return ((_USUAL_CLIP,),)
+    factor = account.loss_factor or 0.0
+    if _has_no_norm(account) and factor >= _NO_WEIGHT:
+        return ((Atom(remedy="unscale", value=repr(factor)),),)
+    return ()
+
+
+def _has_no_norm(account: GradientAccount) -> bool:
+    """Return whether the norm of finite gradients is beyond its format."""
+    return account.arrived > _NORM_OVERFLOWS or account.norm == math.inf
+
+
+def _through(accounts: tuple[GradientAccount, ...]) -> tuple[GradientAccount, ...]:
+    """Return looks that are spread over enough updates, else ()."""
+    return accounts if accounts and accounts[-1].at.step - accounts[0].at.step >= _LONG else ()
 
 
 def _clips_to_nothing(evidence: Evidence) -> bool:
@@ -201,14 +251,18 @@ def _clips_to_nothing(evidence: Evidence) -> bool:
     return clip is not None and clip < _NO_CLIP
 
 
-def _advice(evidence: Evidence, account: GradientAccount) -> str:
-    clip = standing(evidence).clip
+def _advice(evidence: Evidence, account: GradientAccount, source: SourceLine | None) -> str:
+    clip, factor = standing(evidence).clip, account.loss_factor or 0.0
     if clip is not None and _clips_to_nothing(evidence):
         return f"a limit of {number(clip)} clips every gradient to it: float('inf') clips nothing"
+    if _has_no_norm(account) and factor >= _NO_WEIGHT:
+        return f"leave the factor of the loss out, {number(factor)}"
     if account.overflowed_at and account.arrived < _NORM_OVERFLOWS:
         return "take the norm of gradients in float32: float16 ends at 65504"
-    if account.arrived > _NORM_OVERFLOWS:
-        return "float32 has no norm of such gradients: ask first what made them so large"
+    if _has_no_norm(account):
+        return _IN_FLOAT64
+    if source is not None:
+        return f"leave something of the gradients at {source.short}"
     return "look at the norm that gradients are divided by, and at the limit of the clipping"
 
 

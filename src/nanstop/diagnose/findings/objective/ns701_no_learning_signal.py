@@ -103,9 +103,11 @@ def _nothing_to_compare(evidence: Evidence) -> Diagnosis | None:
         cause=f"{cause}, and every gradient exactly 0",
         confidence="certain",
         confirmed=confirmed,
-        lines=(*((first.line,) if first.line else ()), advice),
+        lines=(first.line,) if first.line else (),
+        usual_cure=advice,
         where=first.module or "loss",
         seen=sighting(evidence, "loss", op=first.op),
+        trains_nothing=True,
     )
 
 
@@ -123,12 +125,13 @@ def _copies(evidence: Evidence) -> Diagnosis | None:
         "their gradients cancel",
         confidence="certain",
         confirmed="with other rows in one half there is a gradient, and with other weights none",
-        lines=(
-            f"the same in both halves: {names}",
-            "look at what makes the pairs: the better and the worse answer come from one column",
+        lines=(f"the same in both halves: {names}",),
+        usual_cure=(
+            "look at what makes the pairs: the better and the worse answer come from one column"
         ),
         where="batch",
         seen=sighting(evidence, "loss"),
+        trains_nothing=True,
     )
 
 

@@ -74,6 +74,7 @@ from nanstop.diagnose.evidence.accounts import (
     since,
     update_line,
 )
+from nanstop.diagnose.evidence.candidates import fp32_trainables
 from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
 from nanstop.diagnose.evidence.rule import Reason, Rule
 from nanstop.diagnose.evidence.shorter_updates import made_anew, passing, without_scale
@@ -272,7 +273,11 @@ def _norm_in_half(facts: RunFacts) -> Reason | None:
         return None
     cause = "gradients have the format of their weights, and so has their norm: Inf above 65504"
     return Reason(
-        "possible", "the norm to clip by is kept in float16", cause, "train in float32 or bfloat16"
+        "possible",
+        "the norm to clip by is kept in float16",
+        cause,
+        "train in float32 or bfloat16",
+        remedies=fp32_trainables(facts),
     )
 
 

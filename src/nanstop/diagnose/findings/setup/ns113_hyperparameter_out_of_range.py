@@ -109,16 +109,20 @@ LARGEST_BETA = {"dpo": 10.0, "kto": 10.0, "grpo": 1.0, "rloo": 1.0}
 """Far above published values: 0.01 to 0.5 for the former, 0 to 0.05 for the latter."""
 
 
+_NOT_0 = "a rate that is not 0"
+
+
 @frozen
 class Oddity:
-    """One setting that is out of range: which, its value, what it does, and the line that is to
-    be changed.
+    """One setting that is out of range: which, its value, what it does, the line that is to be
+    changed, and whether no update has moved anything by it.
     """
 
     confidence: Confidence
     setting: str
     effect: str
     source: SourceLine | None = None
+    trains_nothing: bool = False
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -138,6 +142,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=tuple(f"also {other.setting}: {other.effect}" for other in others),
         where=facts.host,
         seen=_seen(evidence, facts),
+        usual_cure=_NOT_0 if first.trains_nothing else "",
+        trains_nothing=first.trains_nothing,
     ).at(first.source)
 
 
@@ -151,6 +157,7 @@ def _by_updates(evidence: Evidence) -> Diagnosis | None:
         return None
     setting, effect, seen = found
     source = next(iter(seen[-1].updated_at), None)
+    is_still = all(one.is_own and one.share_moved == 0.0 for one in accounts)
     return Diagnosis(
         code="NS113",
         title=f"out of range: {setting}",
@@ -159,6 +166,8 @@ def _by_updates(evidence: Evidence) -> Diagnosis | None:
         lines=tuple(line.quoted for line in seen[-1].given_at),
         where=standing(evidence).host,
         seen=sighting(evidence, "optimizer", since=seen[0].at.step),
+        usual_cure=_NOT_0 if is_still else "",
+        trains_nothing=is_still,
     ).at(source)
 
 
@@ -264,7 +273,7 @@ def _schedule(facts: RunFacts) -> Iterator[Oddity]:
     if rates is None:
         return
     if rates.num_dead == rates.num_used:
-        yield Oddity("certain", "a learning rate of 0", _never(rates), made)
+        yield Oddity("certain", "a learning rate of 0", _never(rates), made, trains_nothing=True)
     elif rates.num_dead and rates.coming <= DEAD * rates.highest:
         often = _too_often(rates)
         effect = f"{_of_all(rates)} have a rate of 0, and so has every later one{often}"

@@ -113,9 +113,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     )
     if evidence.incident is not None:
         reason = _refused(evidence.incident, reason)
-    if reason is None:
-        return None
-    return reason.diagnosis("NS114", where=facts.host, seen=_seen(evidence, facts))
+    seen = _seen(evidence, facts)
+    return reason and reason.diagnosis("NS114", where=facts.host, seen=seen)
 
 
 def _replaced(evidence: Evidence) -> Diagnosis | None:
@@ -134,6 +133,7 @@ def _replaced(evidence: Evidence) -> Diagnosis | None:
         ),
         "make the optimizer after the model is complete",
         made,
+        trains_nothing=twice[-1].is_only and twice[-1].num_with_gradient == 0,
     )
     return reason.diagnosis(
         "NS114",
@@ -207,6 +207,7 @@ def _never_reached(evidence: Evidence) -> Diagnosis | None:
         ),
         "look for detach or no_grad before its loss",
         made,
+        trains_nothing=looks[-1].is_only,
     )
     return reason.diagnosis(
         "NS114",
@@ -239,9 +240,8 @@ def _refused(incident: Incident, known: Reason | None) -> Reason | None:
         return None
     cause = "autograd finds nothing that is trained behind the loss"
     advice = "look for reentrant checkpointing, a detach, or no_grad before the loss"
-    return replace(
-        known or Reason("certain", "no gradient arrives", cause, advice), confidence="certain"
-    )
+    found = known or Reason("certain", "no gradient arrives", cause, advice)
+    return replace(found, confidence="certain", trains_nothing=False)
 
 
 def _nothing_trainable(facts: RunFacts) -> Reason | None:
@@ -265,10 +265,13 @@ def _held_elsewhere(facts: RunFacts) -> Reason | None:
     # its first update tells, and what arrived is noted after it.
     if facts.host == "loop" and path.num_reached is None:
         return None
-    cause = f"{counted(path.num_tensors, 'tensor')} are trainable, and it was made with others"
-    advice = "make the optimizer after the model is complete"
     return Reason(
-        "certain", "the optimizer holds nothing that is trained", cause, advice, facts.optimizer_at
+        "certain",
+        "the optimizer holds nothing that is trained",
+        f"{counted(path.num_tensors, 'tensor')} are trainable, and it was made with others",
+        "make the optimizer after the model is complete",
+        facts.optimizer_at,
+        trains_nothing=True,
     )
 
 
@@ -295,7 +298,7 @@ def _none_arrives(path: GradientPath) -> Reason | None:
     if path.unreached:
         cause += f": {listed(path.unreached, of=path.num_tensors)}"
     advice = "look for detach, item or no_grad before the loss"
-    return Reason("certain", "no gradient arrives", cause, advice)
+    return Reason("certain", "no gradient arrives", cause, advice, trains_nothing=True)
 
 
 def _part_cut_off(path: GradientPath) -> Reason | None:

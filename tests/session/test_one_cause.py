@@ -1,0 +1,30 @@
+"""Findings that one help mends are of one cause: one warning, and a line for each of the others."""
+
+import torch
+from torch import nn
+
+import nanstop
+from nanstop.report.text.run_end import RunEnd, end_line
+from nanstop.report.text.runs import totals
+from nanstop.store.incidents import SUMMARY, load_summary
+
+
+def test_half_weights_are_one_warning(tmp_path, capsys):
+    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).half()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-4)
+    with nanstop.watch(net, optimizer, policy="observe", out=tmp_path) as watch:
+        for _ in range(3):
+            watch.step(lambda x: net(x).float().pow(2).mean(), torch.randn(4, 8).half())
+            watch.update(clip=1.0)
+    told = {one.code: one.mended_by for one in watch.findings}
+    assert told == {"NS102": "", "NS110": "NS102", "NS112": "NS102"}
+    said = capsys.readouterr().err
+    assert [line.split("]")[0] for line in said.splitlines() if line.startswith("warning")] == [
+        "warning[NS102"
+    ]
+    assert "also NS112, the norm to clip by is kept in float16" in said
+    assert "1 warning (NS102)" in said
+    summary = load_summary(tmp_path / SUMMARY)
+    assert len(summary.findings) == 3
+    assert totals(summary).endswith("1 warning")
+    assert "1 warning (NS102)" in end_line(RunEnd(findings=watch.findings))

@@ -8,9 +8,10 @@ from html.parser import HTMLParser
 import pytest
 
 from nanstop.language.translate import untranslated
-from nanstop.records import Action, Atom, AuditEntry, Position, Series
+from nanstop.records import Action, Atom, AuditEntry, Position, RunFacts, Series
 from nanstop.report.html.charts import Scale
 from nanstop.report.html.exponents import histograms
+from nanstop.report.html.headroom import heat_map
 from nanstop.report.html.page import html_page
 from nanstop.report.html.run_record import RunRecord
 from nanstop.report.html.sheet import Sheet, lines_of, sheet_page
@@ -122,6 +123,21 @@ def test_a_mask_is_no_step_of_growth():
     page = page_of(replace(REPORT, localization=found))
     assert "add, forward" not in page
     assert "1. mul, forward" in page
+
+
+def test_modules_that_were_looked_at_are_a_heat_map_of_their_own_format():
+    points = {
+        "room 0000 float16 model.a": [(1, 1.0), (9, 0.25)],
+        "room 0001 bfloat16 model.b": [(1, 60.0)],
+        "room 0002 float16 model.c": [(1, 9.0)],
+        "room of nothing": [(1, 9.0)],
+    }
+    found = heat_map(points, RunFacts())
+    assert (found.dtype, found.steps) == ("float16", (1, 9))
+    assert [(name, [cell and cell.text for cell in cells]) for name, cells in found.rows] == [
+        ("a", ["1.0", "0.2"]),
+        ("c", ["9.0", None]),
+    ]
 
 
 def test_where_no_code_is_known_the_manual_stands_beside_what_is():

@@ -77,8 +77,8 @@ class Session(WatchedRun):
         self.facts = facts
         self.environment = replace(environment(), command=command())
         self.series = History(WHOLE) if store.keeps_series else History()
-        self.metrics = History()
-        kept, is_told = (self.series, self.metrics), is_first()
+        self.metrics, self.rooms = History(), History()
+        kept, is_told = (self.series, self.metrics, self.rooms), is_first()
         self.live = Live(store.folder, kept, writes=is_told, quiet=policy.quiet, clock=clock)
         self._told = Findings(self._tell)
         self.beat: Callable[[int | None], None] = lambda _: None

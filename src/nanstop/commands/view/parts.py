@@ -135,7 +135,7 @@ def _said(run: RunNow) -> str:
     if run.host:
         said.append(run.host)
     if run.is_over and run.summary is not None and run.summary.seconds:
-        said.append(f"in {_span(run.summary.seconds)}")
+        said.append(f"took {_span(run.summary.seconds)}")
     return ", ".join(said)
 
 

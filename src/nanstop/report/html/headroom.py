@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from nanstop.records import FORMAT_MAX, RunFacts
 from nanstop.records.formats import HALF
+from nanstop.records.vocabulary import ROOM
 from nanstop.report.html.series import Point
 from nanstop.wording import number
 
@@ -52,14 +53,16 @@ def format_of(facts: RunFacts) -> str:
 
 
 def heat_map(series: Mapping[str, Sequence[Point]], facts: RunFacts) -> HeatMap | None:
-    """Return the largest outputs of modules as doublings left before the end of the run's format;
-    None where a run did not sample them.
+    """Return the largest outputs of modules as doublings left before the end of the run's format,
+    as they were sampled for a comparison or looked at on the way; None where neither was done.
     """
     sampled = {name: dict(points) for name, points in series.items() if name.startswith(PREFIX)}
+    dtype = format_of(facts)
+    if not sampled:
+        dtype, sampled = _looked_at(series)
     steps = sorted({step for points in sampled.values() for step in points})
     if not steps:
         return None
-    dtype = format_of(facts)
     jump = math.ceil(len(steps) / MOST_COLUMNS)
     steps = sorted({*steps[::jump], steps[-1]})
     names = sorted(sampled)
@@ -76,6 +79,28 @@ def heat_map(series: Mapping[str, Sequence[Point]], facts: RunFacts) -> HeatMap 
         if name in shown
     )
     return HeatMap(dtype, parent, tuple(steps), rows, len(names) - len(rows))
+
+
+def _looked_at(series: Mapping[str, Sequence[Point]]) -> tuple[str, dict[str, dict[int, float]]]:
+    """Return the narrowest format that modules were looked at in, and the largest outputs of those
+    that work in it, as if they had been sampled.
+    """
+    rooms = [
+        (*name.split(" ", 3)[1:], dict(points)) for name, points in series.items() if _is_room(name)
+    ]
+    dtype = min((one[1] for one in rooms), key=FORMAT_MAX.__getitem__, default="float32")
+    return dtype, {
+        f"{PREFIX}{place} {module}": {
+            at: FORMAT_MAX[dtype] * 2.0**-room for at, room in points.items()
+        }
+        for place, found, module, points in rooms
+        if found == dtype
+    }
+
+
+def _is_room(name: str) -> bool:
+    parts = name.split(" ", 3)
+    return name.startswith(ROOM) and len(parts) == 4 and parts[2] in FORMAT_MAX
 
 
 def _parent(modules: Sequence[str]) -> str:

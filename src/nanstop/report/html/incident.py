@@ -42,16 +42,16 @@ class TrialRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentParts:
     """``blocks``: the terminal's, without the code where ``diffs`` have all of it: the cure in the
-    user's own files, to copy. ``words``: what of it is to be typed. ``command``: writes it.
-    ``applied``: what ``nanstop fix`` has written; ``stale``: lines that have another text now.
-    ``code``: of the finding that it is. ``grows``: whether values were recorded on the way. Tables
-    are empty where nothing was recorded.
+    user's own files, to copy. ``cure``: what that is, and how it is known. ``words``: what of it is
+    to be typed. ``command``: writes it. ``applied``: what ``nanstop fix`` has written; ``stale``:
+    lines that have another text now. ``code``: of the finding that it is. ``grows``: whether values
+    were recorded on the way. Tables are empty where nothing was recorded.
     """
 
     report: Report
     code: str
     blocks: tuple[Block, ...]
-    cure: str
+    cure: tuple[str, str]
     command: str
     diffs: tuple[tuple[str, str], ...]
     applied: str
@@ -114,17 +114,18 @@ def incident_parts(
     )
 
 
-def _cure(change: Rewrite, report: Report) -> str:
+def _cure(change: Rewrite, report: Report) -> tuple[str, str]:
     """Return what the change is, and how it is known to cure."""
     if not change.atoms:
-        return ""
+        return "", ""
     proof = report.proof
     if proof is None:
-        return f"{describe(change.atoms)} [not tried]"
-    said = "not run on this step" if is_untried(proof) else proof.verdict.replace("_", " ")
-    if change.atoms != cure_of(report):
-        said = "the form that can be typed here"
-    return f"{describe(change.atoms)} [{said}]"
+        known = "not tried"
+    elif change.atoms != cure_of(report):
+        known = "the form that can be typed here"
+    else:
+        known = "not run on this step" if is_untried(proof) else proof.verdict.replace("_", " ")
+    return describe(change.atoms), known
 
 
 def _own_diffs(change: Rewrite) -> Iterator[tuple[str, str]]:

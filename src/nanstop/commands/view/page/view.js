@@ -46,9 +46,12 @@ function keep(names) {
 
 function connect() {
   source = new EventSource(`${base}/events`);
-  source.onopen = () => { wait = 1000; say(following, false); };
+  source.onopen = () => { wait = 1000; };
   source.addEventListener("part", (event) => show(JSON.parse(event.data)));
-  source.addEventListener("runs", (event) => keep(JSON.parse(event.data)));
+  source.addEventListener("runs", (event) => {
+    keep(JSON.parse(event.data));
+    say(following, false);
+  });
   source.addEventListener("bye", () => say(ended, true));
   source.onerror = () => {
     source.close();

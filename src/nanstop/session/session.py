@@ -348,7 +348,7 @@ class Session(WatchedRun):
 
     def _told_at_end(self, in_force: tuple[Atom, ...]) -> RunEnd:
         end, met = self._end, [r for r in self.reports if r.incident.id in self._end.failures]
-        end.codes = [summary_row(one).code for one in met]
+        end.met(map(summary_row, met), self.store.merged.incidents if is_first() else ())
         end.findings, end.folder = self.findings, short(self.store.folder)
         end.lost = self._failures.lost if self._failures is not None else {}
         end.ended = {0: "", STOPPED: "then stopped"}.get(self._exit or 0, "ended early")

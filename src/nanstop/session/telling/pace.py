@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from statistics import fmean, median
 
-SHARE = 0.001
+SHARE = 0.0005
+"""Half of the thousandth that telling may take: what it costs is known after the first lines."""
 LEAST_SECONDS = 1.0
 
 

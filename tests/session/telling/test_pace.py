@@ -54,6 +54,13 @@ def test_a_disk_that_is_waited_for_is_asked_less_often():
     assert slow.waited <= 1.1 * SHARE * slow.now.clock + 0.02
 
 
+def test_a_run_has_its_rest_whatever_the_clock_says():
+    busy = Machine(part=0.1)
+    busy.pace = Pace(lambda: busy.now.clock, lambda: busy.now.processor, rest=2.0)
+    busy.trains(20.0, 1e-5)
+    assert 9 <= busy.times <= 11
+
+
 def test_one_that_is_not_counted_does_not_put_off_the_next():
     machine = Machine()
     assert machine.pace.is_due()

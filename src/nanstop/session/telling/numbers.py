@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from nanstop.session.telling.pace import Pace
+from nanstop.session.telling.pace import LEAST_SECONDS, Pace
 from nanstop.session.watched_run import WatchedRun
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class NumbersLogged:
 
     def __init__(self, log: TrackerLog, pace: Pace | None = None) -> None:
         self._log = log
-        self._pace = pace or Pace()
+        self._pace = pace or Pace(rest=LEAST_SECONDS)
         self._run: Session | None = None
         self._before: Callable[[int | None], None] = lambda _: None
         self._told: dict[str, float] = {}

@@ -19,15 +19,17 @@ class Pace:
 
     On a busy machine a run has a part of the processor, while the clock goes on: by the clock alone
     a line a second would be much of what is left of it. ``clock``, and ``processor``, that of the
-    thread that trains, in seconds.
+    thread that trains, in seconds. ``rest``: of its processor time that are left to the run at
+    least.
     """
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
         processor: Callable[[], float] = time.thread_time,
+        rest: float = 0.0,
     ) -> None:
-        self._clock, self._processor = clock, processor
+        self._clock, self._processor, self._rest = clock, processor, rest
         self._due = self._rested = -math.inf
         """By the clock and the processor: not before."""
         self._began = (0.0, 0.0)
@@ -51,7 +53,7 @@ class Pace:
         waited, spent = zip(*self._costs, strict=True) if self._costs else ((0.0,), (0.0,))
         # A pause that a busy machine makes is no cost of ours: by the clock the median.
         self._due = now + max(LEAST_SECONDS, least, median(waited) / SHARE)
-        self._rested = used + fmean(spent) / SHARE
+        self._rested = used + max(self._rest, fmean(spent) / SHARE)
 
     def hurry(self) -> None:
         """Have it due at once."""

@@ -85,22 +85,16 @@ def _looked_at(series: Mapping[str, Sequence[Point]]) -> tuple[str, dict[str, di
     """Return the narrowest format that modules were looked at in, and the largest outputs of those
     that work in it, as if they had been sampled.
     """
-    rooms = [
-        (*name.split(" ", 3)[1:], dict(points)) for name, points in series.items() if _is_room(name)
-    ]
-    dtype = min((one[1] for one in rooms), key=FORMAT_MAX.__getitem__, default="float32")
-    return dtype, {
-        f"{PREFIX}{place} {module}": {
-            at: FORMAT_MAX[dtype] * 2.0**-room for at, room in points.items()
-        }
-        for place, found, module, points in rooms
-        if found == dtype
-    }
-
-
-def _is_room(name: str) -> bool:
-    parts = name.split(" ", 3)
-    return name.startswith(ROOM) and len(parts) == 4 and parts[2] in FORMAT_MAX
+    rooms = [name.split(" ", 3) for name in series if name.startswith(ROOM)]
+    rooms = [parts for parts in rooms if len(parts) == 4 and parts[2] in FORMAT_MAX]
+    dtype = min((parts[2] for parts in rooms), key=lambda one: FORMAT_MAX[one], default="float32")
+    sampled: dict[str, dict[int, float]] = {}
+    for parts in rooms:
+        if parts[2] == dtype:
+            points = series[" ".join(parts)]
+            sizes = {at: FORMAT_MAX[dtype] * 2.0**-room for at, room in points}
+            sampled[f"{PREFIX}{parts[1]} {parts[3]}"] = sizes
+    return dtype, sampled
 
 
 def _parent(modules: Sequence[str]) -> str:

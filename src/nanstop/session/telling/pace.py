@@ -11,6 +11,8 @@ from statistics import fmean, median
 SHARE = 0.0005
 """Half of the thousandth that telling may take: what it costs is known after the first lines."""
 LEAST_SECONDS = 1.0
+MOST_SECONDS = 4.0
+"""By the clock, that a thread which waits, for a device or for data, is not looked at."""
 
 
 class Pace:
@@ -32,6 +34,8 @@ class Pace:
         self._clock, self._processor, self._rest = clock, processor, rest
         self._due = self._rested = -math.inf
         """By the clock and the processor: not before."""
+        self._late = -math.inf
+        """By the clock: whatever the processor's time."""
         self._began = (0.0, 0.0)
         self._costs: deque[tuple[float, float]] = deque(maxlen=9)
 
@@ -41,7 +45,7 @@ class Pace:
         if now < self._due:
             return False
         self._began = now, self._processor()
-        return self._began[1] >= self._rested
+        return self._began[1] >= self._rested or now >= self._late
 
     def done(self, *, counts: bool = True, least: float = 0.0) -> None:
         """Note that it is over. Not ``counts``: it will not take as long again. ``least``: seconds
@@ -53,6 +57,7 @@ class Pace:
         waited, spent = zip(*self._costs, strict=True) if self._costs else ((0.0,), (0.0,))
         # A pause that a busy machine makes is no cost of ours: by the clock the median.
         self._due = now + max(LEAST_SECONDS, least, median(waited) / SHARE)
+        self._late = now + MOST_SECONDS
         self._rested = used + max(self._rest, fmean(spent) / SHARE)
 
     def hurry(self) -> None:

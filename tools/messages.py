@@ -19,6 +19,7 @@ from pathlib import Path
 import tomllib
 
 from nanstop.language.catalog import core
+from nanstop.report.html.labels import CHINESE
 
 SRC = Path(__file__).parent.parent / "src" / "nanstop"
 CATALOG = SRC / "language" / "zh"
@@ -35,6 +36,9 @@ SAID_IN = (
     *("commands/run", "commands/check", "commands/fix", "commands/replay", "commands/prove"),
     *("commands/doctor", "commands/plan", "commands/lr_range", "commands/bisect"),
     *("process/inject/dry_run.py", "process/inject/progress.py", "store/plan_file.py"),
+    *("report/html/exponents.py", "report/html/incident.py", "report/html/timeline.py"),
+    *("report/html/sheet.py", "report/html/headroom.py", "report/html/page.py"),
+    *("commands/view/parts.py", "commands/view/followed.py"),
 )
 """Where the text of findings, reports, closing lines and errors is made."""
 NOT_SAID = ("report/text/issue.py", "store/beside_weights.py", "hosts/model/checkpoint.py")
@@ -42,8 +46,8 @@ NOT_SAID = ("report/text/issue.py", "store/beside_weights.py", "hosts/model/chec
 NAMES = re.compile(
     r"bold \w+|\^.*|.*\\.*|device \w+|<!-- .* -->|state gradient|dict\[.*|\w+.* \| None|"
     r"(?:nanstop|`nanstop|git|pip|--\w+) [^ ]*|nanstop/incident \{\}|nanstop env --json|"
-    r"nanstop\.plan\(.*\)|nanstop explain.*|nanstop run .*|git apply -R .*|pip install .*|"
-    r"--\w+ \{\}.*|"
+    r"nanstop\.plan\(.*\)|nanstop explain.*|nanstop run .*|nanstop fix .*|git apply -R .*|"
+    r"pip install .*|--\w+ \{\}.*|"
     r".*: remedies\[\{\}\]|Traceback .*|does not require grad.*"
 )
 """What only looks like a sentence: names, patterns, commands to type, messages of torch."""
@@ -65,6 +69,12 @@ def said() -> dict[str, str]:
             if _is_sentence(sentence):
                 found.setdefault(sentence, str(file.relative_to(SRC)))
     return found
+
+
+def missing() -> dict[str, str]:
+    """Return the sentences that have no translation yet, with their files."""
+    known = catalog().keys() | CHINESE.keys()
+    return {text: file for text, file in said().items() if text not in known}
 
 
 def catalog() -> dict[str, str]:
@@ -179,12 +189,12 @@ def main(arguments: list[str] | None = None) -> int:
         write(FROM_PAGES, cures_of_pages())
         return 0
     spoken, known = said(), catalog()
-    missing = {text: file for text, file in spoken.items() if text not in known}
-    for text, file in missing.items():
+    lacking = missing()
+    for text, file in lacking.items():
         sys.stdout.write(f"{file}: {json.dumps(text, ensure_ascii=False)}\n")
     for text in known.keys() - spoken.keys():
         sys.stdout.write(f"said nowhere: {json.dumps(text, ensure_ascii=False)}\n")
-    return int(bool(missing))
+    return int(bool(lacking))
 
 
 def write(file: Path, entries: dict[str, str]) -> None:

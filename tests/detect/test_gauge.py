@@ -13,6 +13,7 @@ import nanstop
 import tiny
 from nanstop.detect import gauge
 from nanstop.session import looks
+from nanstop.store.incidents import load_series
 
 SECONDS_A_STEP, SECONDS_A_GLANCE = 0.1, 2e-5
 
@@ -146,6 +147,21 @@ def test_slow_growth_is_announced_in_time(tmp_path, monkeypatch, start, half):
     said, overflow = run.train(lambda step: first + step / 40, 500)
     assert said is not None
     assert holds(said, overflow, run).where.startswith("mlp")
+
+
+def test_what_was_looked_at_on_the_way_is_the_heat_map_of_the_report(tmp_path, monkeypatch):
+    run = Run(Block(), tmp_path, monkeypatch)
+    first = run.headroom() - 5.0
+    _, overflow = run.train(lambda step: first + step / 4)
+    assert overflow is not None
+    names = {one.name: one for one in load_series(tmp_path / "series.json")}
+    (boosted,) = (one for name, one in names.items() if name.endswith(" float16 mlp"))
+    assert len(boosted.steps) > 3
+    left = [first + 5.0 - (first + step / 4) for step in boosted.steps]
+    assert all(abs(bits - known) < 1.0 for bits, known in zip(boosted.values, left, strict=True))
+    page = (tmp_path / "report.html").read_text()
+    assert "Headroom of the layers" in page
+    assert '<th scope="row">mlp</th>' in page
 
 
 @pytest.mark.slow

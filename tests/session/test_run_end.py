@@ -1,18 +1,20 @@
 """What is said of a run that remedies were in force in is true at its end."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from fnstep import FnStep
-from incident_records import report
+from incident_records import AT, report
 from nanstop.decide.policy import Policy
 from nanstop.records import Atom, Diagnosis
 from nanstop.report.text.run_end import RunEnd, end_line, said_again
 from nanstop.session.session import Session
 from nanstop.store.incidents import Store
+from nanstop.store.summary import Summary, summary_row
 
 HARMS = {
     "": lambda model, optimizer, series: None,
@@ -49,6 +51,26 @@ def test_a_run_is_said_to_be_kept_finite_only_where_it_is(tmp_path, broken):
     assert said.startswith("0 steps watched, nothing found; ")
     assert ("kept finite by" in said) == (not broken)
     assert broken in said
+
+
+def test_what_another_rank_met_is_not_nothing(tmp_path):
+    for rank, ending in ((1, "1 incident (NS201, 2 times)"), (0, "nothing found")):
+        folder = tmp_path / str(rank)
+        theirs = Store(folder, "run")
+        theirs.open_incident()
+        met = replace(AT, rank=rank)
+        theirs.write_report(report(at=met))
+        rows = tuple(map(summary_row, theirs.reports.values()))
+        theirs.write_summary(Summary(incidents=rows))
+        model, news = nn.Linear(4, 1), []
+        step = FnStep(model, lambda net, b: net(b["x"]).mean(), [{"x": torch.ones(2, 4)}], None)
+        store, policy = Store(folder, "run"), Policy()
+        session = Session(
+            policy=policy, store=store, view=step.view, facts=step.facts, announce=news.append
+        )
+        session.start()
+        session.finish()
+        assert end_line(news[-1]).startswith(f"0 steps watched, {ending}")
 
 
 def ended(**seen):

@@ -74,6 +74,8 @@ class Gauge:
         """Doublings that the narrowest module had left in the look that was just read, None where
         none was, or there is much room in all.
         """
+        self.rooms: dict[ModuleEnd, float] = {}
+        """The same of the output of each module that has not much of it, in the forward's order."""
 
     def wide_due(self, facts: RunFacts) -> bool:
         """Return whether a micro-batch of a healthy window should run under the recorder now.
@@ -111,7 +113,7 @@ class Gauge:
         Reads the look that was taken in this step, if one was, which synchronises the device, and
         prepares one for the next step where it is time for it.
         """
-        began, tap, self.room = self._clock(), self._tap, None
+        began, tap, self.room, self.rooms = self._clock(), self._tap, None, {}
         if tap is None and began < self._earliest:
             return None
         self._tap = None
@@ -187,12 +189,14 @@ class Gauge:
         self._growing = {}
         sizes = tap.read()
         if not tap.partial:
-            rooms = [
-                math.log2(FORMAT_MAX[spot.dtype] / size)
+            rooms = {
+                spot: math.log2(FORMAT_MAX[spot.dtype] / size)
                 for spot, size in sizes.items()
                 if 0.0 < size < math.inf and spot.dtype in FORMAT_MAX
-            ]
-            self.room = min((room for room in rooms if room < MUCH_ROOM), default=None)
+            }
+            narrow = {spot: room for spot, room in rooms.items() if room < MUCH_ROOM}
+            self.room = min(narrow.values(), default=None)
+            self.rooms = {spot: room for spot, room in narrow.items() if spot.end == "output"}
         for spot, size in sizes.items():
             if not 0.0 < size < math.inf or spot.dtype not in FORMAT_MAX or self._foretold:
                 continue

@@ -4,13 +4,14 @@ before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from nanstop.frozen import frozen
 from nanstop.localize.dataflow import of_infinities
 from nanstop.localize.slicing import range_of
-from nanstop.records import Localization, Origin, SourceLine
+from nanstop.records import Localization, OpEvent, Origin, SourceLine
 from nanstop.records.values import origin_of
 from nanstop.tracing.carried import carried_into
 from nanstop.tracing.holders import Holder
@@ -34,6 +35,14 @@ def written_number(trace: Trace, index: int, details: OpDetails | None) -> Value
         if carried_into(source_line(trace.ops[index].line)) is not None:
             return value
     return None
+
+
+def spells_constant(event: OpEvent) -> bool:
+    """Return whether the line of an op spells the constant that the op made a bad value of."""
+    bad = [value for value in event.scalars if not math.isfinite(value)]
+    if not bad or event.source is None:
+        return False
+    return writes_down(event.source, is_nan=any(map(math.isnan, bad)))
 
 
 @frozen

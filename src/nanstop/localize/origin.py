@@ -12,7 +12,12 @@ from itertools import compress
 from typing import Any
 
 from nanstop.localize import dataflow, slicing
-from nanstop.localize.constants import as_constant, held_infinity, written_number
+from nanstop.localize.constants import (
+    as_constant,
+    held_infinity,
+    spells_constant,
+    written_number,
+)
 from nanstop.localize.positions import Grid, positions_in
 from nanstop.localize.provenance import LOGARITHMS, Kinds, descents, kinds_of, named
 from nanstop.localize.slicing import range_of
@@ -31,7 +36,6 @@ from nanstop.tracing.op_details import OpDetails
 from nanstop.tracing.op_patches import Spot
 from nanstop.tracing.places import source_line
 from nanstop.tracing.recorder import Op, Trace, Value
-from nanstop.tracing.written_numbers import writes_down
 
 _OUTSIDE = "the bad value was written outside any operation that torch dispatches"
 _OTHER_PATH = "the second recorded run took another path"
@@ -219,18 +223,11 @@ class FailureOrigin:
             positions=self._positions(index),
             masks=self._made_masks(index, event),
             vanished=self._vanished(event),
-            is_written=self._writes_down(event),
+            is_written=spells_constant(event),
             filled=next(map(self.event, dataflow.fills(self.trace, index)), None),
             **self._held(index),
             counted=self._counted(event),
         )
-
-    def _writes_down(self, event: OpEvent) -> bool:
-        """Return whether the line of an op spells the constant that the op made a bad value of."""
-        bad = [value for value in event.scalars if not math.isfinite(value)]
-        if not bad or event.source is None:
-            return False
-        return writes_down(event.source, is_nan=any(map(math.isnan, bad)))
 
     def _held(self, index: int) -> dict[str, Any]:
         """Return fields of ``Localization``: what has held an infinity that an op makes NaN of."""

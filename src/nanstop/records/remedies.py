@@ -227,6 +227,11 @@ def _clause(remedy: str, value: str, targets: Sequence[str]) -> str:
     return REMEDIES[remedy].text.format(targets=_joined(named), value=value)
 
 
+def sample_of(target: str) -> str:
+    """Return a target that is a sample in words: "sample 2 of micro-batch 0" for "0:2"."""
+    return _samples([target])[0] if _SAMPLE.fullmatch(target) else f"`{target}`"
+
+
 def _samples(targets: Sequence[str]) -> list[str]:
     """Return "samples 0-3 and 5 of micro-batch 1" for each micro-batch."""
     rows: dict[str, list[int]] = {}

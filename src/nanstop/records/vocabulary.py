@@ -8,6 +8,11 @@ RANK = {"certain": 0, "likely": 1, "possible": 2}
 
 SCHEMA = 1
 
+ROOM = "room "
+"""Of the name of a series of headroom: ``room 0007 float16 model.layers.1.mlp`` is the eighth
+module, its values the doublings that its largest output has left in that format.
+"""
+
 IGNORED_LABEL = -100
 """What cross entropy leaves out (torch's and transformers' ``ignore_index``)."""
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 
 from nanstop.records import Atom, Report
-from nanstop.records.remedies import FORMS, NUMBERED, form_of
+from nanstop.records.remedies import FORMS, NUMBERED, form_of, sample_of
 from nanstop.rewrite.arguments import Settings, literal
 from nanstop.rewrite.form_code import finite_call
 from nanstop.rewrite.island import island_lines
@@ -83,7 +83,7 @@ def said(
     if settings:
         return _settings(settings, report)
     return _OTHERS.get(atom.remedy, "`{atom}`: no change of the code is known").format(
-        atom=atom, target=atom.target, value=atom.value
+        atom=atom, target=atom.target, value=atom.value, sample=sample_of(atom.target)
     )
 
 
@@ -160,9 +160,8 @@ def _flags(settings: Settings) -> str:
 
 
 _OTHERS: Mapping[str, str] = {
-    "drop_sample": "leave the sample out where the data is loaded "
-    "(`dataset.filter(...)`, or `dataset.select(...)` without its row), or mend it there: {target} "
-    "is micro-batch and row",
+    "drop_sample": "leave {sample} out where the data is loaded "
+    "(`dataset.filter(...)`, or `dataset.select(...)` without its row), or mend it there",
     "drop_micro": "leave the samples of micro-batch {target} out where the data is loaded, or mend "
     "them there",
     "init_rows": "after the model is loaded, under `torch.no_grad()`: "

@@ -31,6 +31,7 @@ from nanstop.records import (
     StepId,
 )
 from nanstop.records.facts import BY_HAND
+from nanstop.records.vocabulary import ROOM
 from nanstop.replay.conditions import unrecorded
 from nanstop.replay.step import room_made
 from nanstop.session.findings import Findings
@@ -76,6 +77,8 @@ class Looks:
         self._never = NeverReached()
         self._replaced = ReplacedParts()
         self._ranges = SampledRanges(wanted=keeps_ranges)
+        self._places: dict[tuple[str, str], int] = {}
+        """Of modules and their formats in the order of the forward that was looked at first."""
         self._accounts: defaultdict[str, deque[GradientAccount]] = defaultdict(
             lambda: deque(maxlen=_ACCOUNTS)
         )
@@ -231,7 +234,7 @@ class Looks:
             self._learned(at=self._window, mode=mode)
         self._counted(self._rows.finished())
         self._gauge.drop()
-        return self._ranges.records()
+        return self._ranges.records() or self._run.rooms.records()
 
     def _arrived(self, path: GradientPath | None) -> None:
         if path is not None:
@@ -272,6 +275,10 @@ class Looks:
             row = self._gauge.stepped(step)
             if self._gauge.room is not None:
                 self._run.metrics.add("headroom", step, self._gauge.room)
+            for spot, room in self._gauge.rooms.items():
+                place = self._places.setdefault((spot.module, spot.dtype), len(self._places))
+                name = f"{ROOM}{place:04d} {spot.dtype} {spot.module}"
+                self._run.rooms.add(name, step, room)
         except Exception as error:  # an instrument must not end a healthy run
             self._gauge.close()
             self._announce(f"ranges are no longer followed ({type(error).__name__}: {error})")

@@ -17,7 +17,7 @@ from nanstop.session.telling.live import Live
 
 class RunState(Protocol):
     """A watched run as it stands. ``in_force``: remedies that were adopted for the rest of it.
-    ``metrics``: numbers of nanstop's own.
+    ``metrics``: numbers of nanstop's own. ``rooms``: headroom of each module.
     """
 
     @property
@@ -30,6 +30,9 @@ class RunState(Protocol):
     def series(self) -> History: ...
     @property
     def metrics(self) -> History: ...
+
+    @property
+    def rooms(self) -> History: ...
     @property
     def live(self) -> Live: ...
     @property

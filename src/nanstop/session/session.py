@@ -76,8 +76,8 @@ class Session(WatchedRun):
         self.facts = facts
         self.environment = replace(environment(), command=command())
         self.series = History(WHOLE) if store.keeps_series else History()
-        self.metrics = History()
-        kept, is_told = (self.series, self.metrics), is_first()
+        self.metrics, self.rooms = History(), History()
+        kept, is_told = (self.series, self.metrics, self.rooms), is_first()
         self.live = Live(store.folder, kept, writes=is_told, quiet=policy.quiet, clock=clock)
         self._told = Findings(self._tell)
         self.beat: Callable[[int | None], None] = lambda _: None
@@ -342,7 +342,7 @@ class Session(WatchedRun):
 
     def _told_at_end(self, in_force: tuple[Atom, ...]) -> RunEnd:
         end, met = self._end, [r for r in self.reports if r.incident.id in self._end.failures]
-        end.codes = [summary_row(one).code for one in met]
+        end.met(map(summary_row, met), self.store.merged.incidents if is_first() else ())
         end.findings, end.folder = self.findings, short(self.store.folder)
         end.lost = self._failures.lost if self._failures is not None else {}
         end.ended = {0: "", STOPPED: "then stopped"}.get(self._exit or 0, "ended early")

@@ -26,6 +26,7 @@ from nanstop.commands.compare.layers import (
 from nanstop.errors import NanstopError
 from nanstop.records import Report
 from nanstop.records.record import record
+from nanstop.records.vocabulary import ROOM
 from nanstop.session.sampled_ranges import module_of
 from nanstop.store.files import MAX_JSON_BYTES, read_text
 from nanstop.store.incidents import (
@@ -119,7 +120,10 @@ def load_run(path: str | Path) -> ComparedRun:
         )
     series: dict[str, dict[int, list[float]]] = {}
     ranges: dict[str, dict[int, list[float]]] = {}
-    for one in (*kept, *(each for report in reports for each in report.incident.history)):
+    noted = (*kept, *(each for report in reports for each in report.incident.history))
+    for one in noted:
+        if one.name.startswith(ROOM):  # looked at when the clock allowed it
+            continue
         module = module_of(one.name)
         place, name = (series, one.name) if module is None else (ranges, module)
         _add(place, name, zip(one.steps, one.values, strict=True))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from nanstop.commands.view.followed import RunNow
+from nanstop.language.choice import language
 from nanstop.records import Report, RunFacts
 from nanstop.report.html.charts import MISSING, are_available
 from nanstop.report.html.explained import explained
@@ -16,6 +18,7 @@ from nanstop.report.html.templates import FOLDER as SHARED
 from nanstop.report.html.templates import policy_hash, template, trusted
 from nanstop.report.html.timeline import COLUMNS, panels
 from nanstop.report.text.progress import stage_lines
+from nanstop.report.text.spoken import spoken
 from nanstop.store.summary import Summary
 from nanstop.wording import counted
 
@@ -27,6 +30,7 @@ _QUIET_SECONDS = 30.0
 
 def shell(token_path: str) -> str:
     """Return the page that the parts come into. ``token_path``: what its addresses begin with."""
+    lang = language()
     style = (SHARED / "page.css").read_text() + (FOLDER / "view.css").read_text()
     script = (SHARED / "copy.js").read_text() + (FOLDER / "view.js").read_text()
     return template("view.html.jinja", FOLDER).render(
@@ -35,6 +39,8 @@ def shell(token_path: str) -> str:
         style_hash=policy_hash(style),
         script_hash=policy_hash(script),
         base=token_path,
+        lang=lang,
+        say=labels(lang),
     )
 
 
@@ -43,12 +49,15 @@ def run_parts(run: RunNow, key: str, page: str, *, is_alone: bool = True) -> Map
     ``page``: the address of its report. ``is_alone``: not beside others, whose charts are to stand
     at the same height: then its newest incident is open.
     """
-    draw = are_available()
+    draw, lang = are_available(), language()
+    say = labels(lang)
     reports = run.reports
     shown = reports[-MOST_SHOWN:][::-1]
     facts = reports[-1].incident.facts if reports else RunFacts()
     incidents = tuple(_incidents(shown, key))
-    known = (explained(code) for code in dict.fromkeys(parts.code for _, _, parts in incidents))
+    known = (
+        explained(code, lang) for code in dict.fromkeys(parts.code for _, _, parts in incidents)
+    )
     fixes = {one.code: one.fix for one in known if one is not None}
     given = {
         "run": run,
@@ -61,14 +70,14 @@ def run_parts(run: RunNow, key: str, page: str, *, is_alone: bool = True) -> Map
         "incidents": incidents,
         "others": tuple(_headline(report) for report in reports[:-MOST_SHOWN]),
         "findings_rows": tuple(_finding_rows(run.summary)),
-        "panels": tuple(panels(run.series, reports, draw=draw, name=f"{key}-series")),
+        "panels": tuple(panels(run.series, reports, draw=draw, name=f"{key}-series", say=say)),
         "heat": heat_map(run.series, facts),
         "is_alone": is_alone,
         "missing": "" if draw else MISSING,
         "proof_columns": PROOF_COLUMNS,
         "batch_columns": BATCH_COLUMNS,
         "series_columns": COLUMNS,
-        "say": labels("en"),
+        "say": say,
         "fixes": fixes,
     }
     names = ("state", "stage", "incidents", "charts")
@@ -83,7 +92,8 @@ def _incidents(reports: Sequence[Report], key: str) -> Iterator[tuple[str, str, 
     for at, report in enumerate(reports):
         name = f"{key}-operand-{at}"
         parts = incident_parts(report, None, name=name, draw=False, show_text=False)
-        yield report.incident.id, _headline(report), parts
+        blocks = tuple(spoken(parts.blocks))
+        yield report.incident.id, _headline(report), replace(parts, blocks=blocks)
 
 
 def _finding_rows(summary: Summary | None) -> Iterator[tuple[str, str, str]]:
@@ -125,7 +135,7 @@ def _said(run: RunNow) -> str:
     if run.host:
         said.append(run.host)
     if run.is_over and run.summary is not None and run.summary.seconds:
-        said.append(f"in {_span(run.summary.seconds)}")
+        said.append(f"took {_span(run.summary.seconds)}")
     return ", ".join(said)
 
 
@@ -140,5 +150,6 @@ def _span(seconds: float) -> str:
 def _headline(report: Report) -> str:
     best = report.diagnoses[0] if report.diagnoses else None
     what = f"{best.code}: {best.title}" if best is not None else "not diagnosed"
-    times = f", {report.count} times" if report.count > 1 else ""
-    return f"step {report.incident.at.step}{times} - {what}"
+    said = [what, f"step {report.incident.at.step}"]
+    said += [f"seen {report.count} times"] if report.count > 1 else []
+    return ", ".join(said)

@@ -39,8 +39,8 @@ def are_available() -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
     """``lines``: by the class that the page's style gives a colour to. ``log2``: decades are powers
-    of two. ``powers``: places across are exponents of two. ``described``: what a screen reader
-    says. ``name``: unique on the page.
+    of two. ``powers``: places across are exponents of two, those up are counts. ``described``: what
+    a screen reader says. ``name``: unique on the page.
     """
 
     name: str
@@ -190,7 +190,7 @@ def _svg(chart: Chart, series: Sequence[Any], across: Scale, up: Scale) -> str:
         x_labels=[
             {**tick, "label": f"{before}{tick['label']}"} for tick in across.ticks(whole=True)
         ],
-        y_labels=up.ticks(),
+        y_labels=up.ticks(whole=chart.powers),
         style=style(label_font_size=15, major_label_font_size=15),
         no_prefix=True,
         js=[],

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from nanstop.diagnose.evidence.reading import bad_counts
 from nanstop.records import FORMAT_MAX, OpEvent, TensorStats
@@ -21,7 +21,7 @@ ENDS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
 """Where formats end, at the top and, of fp16, at the bottom."""
 MOST = 4
 BELOW, ABOVE = 12, 20
-"""Doublings around the values within which an end is shown."""
+"""Doublings around the values within which an end is shown; where there is none, the next above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,9 @@ class Histogram:
     said: str
 
 
-def histograms(event: OpEvent | None, name: str, *, draw: bool) -> Iterator[Histogram]:
+def histograms(
+    event: OpEvent | None, name: str, *, draw: bool, say: Callable[[str], str] = str
+) -> Iterator[Histogram]:
     """Yield a histogram of each operand and result that values were counted of; none where they
     were not.
     """
@@ -43,23 +45,26 @@ def histograms(event: OpEvent | None, name: str, *, draw: bool) -> Iterator[Hist
     roles = [("input", one) for one in event.inputs] + [("output", one) for one in event.outputs]
     shown = [(role, stats) for role, stats in dict.fromkeys(roles) if len(stats.exponents) > 0]
     for at, (role, stats) in enumerate(shown[-MOST:]):
-        yield _histogram(role, stats, f"{name}-{at}", draw=draw)
+        found, chart = _histogram(role, stats, f"{name}-{at}")
+        spoken = replace(chart, title=say(chart.title), described=say(chart.described))
+        yield replace(found, svg=drawn(spoken) if draw else "")
 
 
-def _histogram(role: str, stats: TensorStats, name: str, *, draw: bool) -> Histogram:
+def _histogram(role: str, stats: TensorStats, name: str) -> tuple[Histogram, Chart]:
     known = dict(stats.exponents)
     low, high = min(known), max(known) + 1
-    near = [
-        (kind, label, tuple(math.log2(end) for end in ends if _is_near(end, low, high)))
-        for kind, label, ends in ENDS
-    ]
+    places = [(kind, label, tuple(map(math.log2, ends))) for kind, label, ends in ENDS]
+    known_ends = sorted(at for *_, ends in places for at in ends)
+    shown = [at for at in known_ends if low - BELOW <= at <= high + ABOVE]
+    shown = shown or [at for at in known_ends if at >= high][:1]
+    near = [(kind, label, tuple(at for at in ends if at in shown)) for kind, label, ends in places]
     marks = tuple((kind, ends) for kind, _, ends in near if ends)
     bars: list[ChartPoint] = []
     for exponent, count in sorted(known.items()):
         bars += [(exponent, 0.5), (exponent, count), (exponent + 1, count), (exponent + 1, 0.5)]
         bars.append((None, None))
     shape = ", ".join(str(size) for size in stats.shape)
-    title = f"{role} {stats.dtype} [{shape}]"
+    title = f"{role}: {stats.dtype} [{shape}]"
     most = max(known, key=known.__getitem__)
     said = f"{counted(sum(known.values()), 'value')} from 2^{low} to 2^{high}, most near 2^{most}"
     said += "" if stats.finite else f"; not finite: {bad_counts(stats)}"
@@ -73,8 +78,4 @@ def _histogram(role: str, stats: TensorStats, name: str, *, draw: bool) -> Histo
         powers=True,
     )
     key = tuple((kind, f"end of {label}") for kind, label, ends in near if ends)
-    return Histogram(title, drawn(chart) if draw else "", key, said)
-
-
-def _is_near(end: float, low: int, high: int) -> bool:
-    return low - BELOW <= math.log2(end) <= high + ABOVE
+    return Histogram(title, "", key, said), chart

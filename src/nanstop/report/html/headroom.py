@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from nanstop.records import FORMAT_MAX, RunFacts
 from nanstop.records.formats import HALF
+from nanstop.records.vocabulary import ROOM
 from nanstop.report.html.series import Point
 from nanstop.wording import number
 
@@ -52,14 +53,16 @@ def format_of(facts: RunFacts) -> str:
 
 
 def heat_map(series: Mapping[str, Sequence[Point]], facts: RunFacts) -> HeatMap | None:
-    """Return the largest outputs of modules as doublings left before the end of the run's format;
-    None where a run did not sample them.
+    """Return the largest outputs of modules as doublings left before the end of the run's format,
+    as they were sampled for a comparison or looked at on the way; None where neither was done.
     """
     sampled = {name: dict(points) for name, points in series.items() if name.startswith(PREFIX)}
+    dtype = format_of(facts)
+    if not sampled:
+        dtype, sampled = _looked_at(series)
     steps = sorted({step for points in sampled.values() for step in points})
     if not steps:
         return None
-    dtype = format_of(facts)
     jump = math.ceil(len(steps) / MOST_COLUMNS)
     steps = sorted({*steps[::jump], steps[-1]})
     names = sorted(sampled)
@@ -76,6 +79,22 @@ def heat_map(series: Mapping[str, Sequence[Point]], facts: RunFacts) -> HeatMap 
         if name in shown
     )
     return HeatMap(dtype, parent, tuple(steps), rows, len(names) - len(rows))
+
+
+def _looked_at(series: Mapping[str, Sequence[Point]]) -> tuple[str, dict[str, dict[int, float]]]:
+    """Return the narrowest format that modules were looked at in, and the largest outputs of those
+    that work in it, as if they had been sampled.
+    """
+    rooms = [name.split(" ", 3) for name in series if name.startswith(ROOM)]
+    rooms = [parts for parts in rooms if len(parts) == 4 and parts[2] in FORMAT_MAX]
+    dtype = min((parts[2] for parts in rooms), key=lambda one: FORMAT_MAX[one], default="float32")
+    sampled: dict[str, dict[int, float]] = {}
+    for parts in rooms:
+        if parts[2] == dtype:
+            points = series[" ".join(parts)]
+            sizes = {at: FORMAT_MAX[dtype] * 2.0**-room for at, room in points}
+            sampled[f"{PREFIX}{parts[1]} {parts[3]}"] = sizes
+    return dtype, sampled
 
 
 def _parent(modules: Sequence[str]) -> str:

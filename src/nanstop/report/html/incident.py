@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -42,16 +42,16 @@ class TrialRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentParts:
     """``blocks``: the terminal's, without the code where ``diffs`` have all of it: the cure in the
-    user's own files, to copy. ``words``: what of it is to be typed. ``command``: writes it.
-    ``applied``: what ``nanstop fix`` has written; ``stale``: lines that have another text now.
-    ``code``: of the finding that it is. ``grows``: whether values were recorded on the way. Tables
-    are empty where nothing was recorded.
+    user's own files, to copy. ``cure``: what that is, and how it is known. ``words``: what of it is
+    to be typed. ``command``: writes it. ``applied``: what ``nanstop fix`` has written; ``stale``:
+    lines that have another text now. ``code``: of the finding that it is. ``grows``: whether values
+    were recorded on the way. Tables are empty where nothing was recorded.
     """
 
     report: Report
     code: str
     blocks: tuple[Block, ...]
-    cure: str
+    cure: tuple[str, str]
     command: str
     diffs: tuple[tuple[str, str], ...]
     applied: str
@@ -65,12 +65,23 @@ class IncidentParts:
     batch: Rows
     signals: Rows
 
+    @property
+    def has_code(self) -> bool:
+        """Whether there is code to copy."""
+        return bool(self.diffs) or any("\n" in text for text in self.words)
+
 
 def incident_parts(
-    report: Report, record: str | None, *, name: str, draw: bool, show_text: bool
+    report: Report,
+    record: str | None,
+    *,
+    name: str,
+    draw: bool,
+    show_text: bool,
+    say: Callable[[str], str] = str,
 ) -> IncidentParts:
     """Return an incident's parts. ``record``: path of its ``report.json``, to point to.
-    ``name``: of its charts, which are there with ``draw``.
+    ``name``: of its charts, which are there with ``draw``. ``say``: as of ``panels``.
 
     ``show_text``: with the messages of exceptions, which may quote data. Reads the files that the
     cure changes, as they are now.
@@ -95,7 +106,7 @@ def incident_parts(
         grows=any(event.outputs for event in (*found.growth, found.first_bad) if event)
         if found is not None
         else False,
-        histograms=tuple(histograms(found.first_bad if found else None, name, draw=draw)),
+        histograms=tuple(histograms(found.first_bad if found else None, name, draw=draw, say=say)),
         proof=tuple(_trials(proof))[:MOST_ROWS] if proof is not None else (),
         rows=_positions(report),
         batch=tuple(_batch_row(fact) for fact in report.incident.batch[:MOST_ROWS]),
@@ -103,17 +114,18 @@ def incident_parts(
     )
 
 
-def _cure(change: Rewrite, report: Report) -> str:
+def _cure(change: Rewrite, report: Report) -> tuple[str, str]:
     """Return what the change is, and how it is known to cure."""
     if not change.atoms:
-        return ""
+        return "", ""
     proof = report.proof
     if proof is None:
-        return f"{describe(change.atoms)} [not tried]"
-    said = "not run on this step" if is_untried(proof) else proof.verdict.replace("_", " ")
-    if change.atoms != cure_of(report):
-        said = "the form that can be typed here"
-    return f"{describe(change.atoms)} [{said}]"
+        known = "not tried"
+    elif change.atoms != cure_of(report):
+        known = "the form that can be typed here"
+    else:
+        known = "not run on this step" if is_untried(proof) else proof.verdict.replace("_", " ")
+    return describe(change.atoms), known
 
 
 def _own_diffs(change: Rewrite) -> Iterator[tuple[str, str]]:
@@ -141,24 +153,35 @@ def _growth(report: Report) -> Node | None:
         return None
     bad = found.first_bad
     dtype = next((s.dtype for s in bad.outputs if not s.finite), "float32") if bad else "float32"
-    path = found.growth if bad is None else (*found.growth, bad)
+    path = tuple(event for event in found.growth if not _is_mask(event))
+    path = path if bad is None else (*path, bad)
     return module_tree(
-        (event.module, _fact(f"{place}.", event, dtype, "bad" if event is bad else ""))
+        (event.module, _fact(place, event, dtype, "bad" if event is bad else ""))
         for place, event in enumerate(path, 1)
     )
 
 
-def _fact(place: str, event: OpEvent, dtype: str, kind: str) -> Fact:
+def _is_mask(event: OpEvent) -> bool:
+    """Return whether what was made holds the largest number of its format, which a mask is filled
+    with: it says nothing of how values grew.
+    """
+    return any(
+        one.finite and one.absmax >= FORMAT_MAX.get(one.dtype, math.inf) for one in event.outputs
+    )
+
+
+def _fact(place: int, event: OpEvent, dtype: str, kind: str) -> Fact:
     largest = max(event.outputs, key=lambda stats: stats.absmax, default=None)
     bad = next((stats for stats in event.outputs if not stats.finite), None)
     shown = bad or largest
-    text = f"{place} {op_name(event.op)}, {event.phase}"
+    text = f"{op_name(event.op)}, {event.phase}"
     if shown is not None:
         text += f": {shown.dtype}, {_range(shown)}"
     share = 1.0 if bad else _share(largest, dtype)
     source = event.source
     file = source.file.replace("\\", "/").rsplit("/", 1)[-1] if source is not None else ""
-    return Fact(text, kind, share, f"{file}:{source.line}" if source is not None else "")
+    origin = f"{file}:{source.line}" if source is not None else ""
+    return Fact(text, kind, share, origin, f"{place}. ")
 
 
 def _range(stats: TensorStats) -> str:
@@ -166,10 +189,10 @@ def _range(stats: TensorStats) -> str:
 
 
 def _share(stats: TensorStats | None, dtype: str) -> float | None:
-    """Return how far the largest value is from 1 to the end of a format, in doublings; None for
-    the largest number of the value's own format, which a mask is filled with.
+    """Return how far the largest value is from 1 to the end of a format, in doublings; None where
+    nothing was recorded.
     """
-    if stats is None or not stats.absmax < FORMAT_MAX.get(stats.dtype, math.inf):
+    if stats is None:
         return None
     end = math.log2(FORMAT_MAX.get(dtype, FORMAT_MAX["float32"]))
     return min(max(math.log2(max(stats.absmax, 1.0)) / end, 0.0), 1.0)

@@ -1,4 +1,4 @@
-"""What a page itself says, in English and in Chinese; what a run says has a language of its own."""
+"""What a page itself says, in English and in Chinese: its labels here, sentences by the catalog."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from nanstop.errors import unknown
 from nanstop.language.choice import LANGUAGES
+from nanstop.language.translate import translated
 
 CHINESE: Mapping[str, str] = {
     # headings and links
@@ -43,6 +44,7 @@ CHINESE: Mapping[str, str] = {
     "No change of code is known here. What the page of the finding says:": (
         "这里没有已知的代码改动。该诊断项的页面写道："
     ),
+    "What the page of the finding says:": "该诊断项的页面写道：",
     "Numbered in the order of the run.": "按运行顺序编号。",
     "Bars: how far the largest value is on the way from 1 to the end of the format, in "
     "doublings.": "条形：最大值从 1 到格式上限走了多远（以翻倍数计）。",
@@ -50,7 +52,7 @@ CHINESE: Mapping[str, str] = {
         "每个二的幂有多少个值，以及各格式的上限在哪里。"
     ),
     "What the operation read and made": "该操作的输入与输出",
-    "What the micro-batch holds": "该 micro-batch 的内容",
+    "What the micro-batch holds": "该微批次的内容",
     "What was noticed": "注意到的信号",
     "change of a file": "文件的修改",
     "what to type": "要输入的内容",
@@ -68,14 +70,18 @@ CHINESE: Mapping[str, str] = {
         "失败步的各次运行，交替地不带和带修复"
     ),
     "Samples of the micro-batch, with their first and last bad token": (
-        "micro-batch 中的样本，及其首个和最后一个异常 token"
+        "微批次中的样本，及其首个和最后一个异常 token"
     ),
     "Entries of the batch": "批次的条目",
     "Signals": "信号",
     "name": "名称",
     "value": "值",
+    "device": "设备",
+    "host": "训练宿主",
+    "adapter": "适配器",
+    "attention": "注意力",
     "incident": "故障",
-    "micro-batch": "micro-batch",
+    "micro-batch": "微批次",
     "rank": "rank",
     "action": "动作",
     "why": "原因",
@@ -103,23 +109,52 @@ CHINESE: Mapping[str, str] = {
     "values": "个数",
     "first": "首个",
     "last": "最后",
+    # the live view
+    "nanstop view": "nanstop 实时视图",
+    "Skip to the runs": "跳到各次运行",
+    "connecting": "正在连接",
+    "following": "正在跟随",
+    "This page needs its script: it fetches what the runs tell.": (
+        "本页需要脚本：由它获取各次运行的消息。"
+    ),
+    "The view has ended. What is shown is the last of it.": "视图已结束。这里显示的是最后的状态。",
+    "The view does not answer; trying again.": "视图没有回应；正在重试。",
+    "No numbers yet. They come within seconds of a step of a watched run.": (
+        "还没有数值。受监视的运行每走一步，数秒之内就会出现。"
+    ),
+    "Incidents": "故障",
+    "The whole report": "完整报告",
+    "What was found beside the failures": "除失败之外还发现了什么",
+    "code": "代码",
+    "what": "内容",
+    "trials": "试验",
+    "investigating": "正在调查",
+    "training": "正在训练",
+    "waiting for a run": "等待运行",
+    "begun": "已开始",
+    "over": "已结束",
+    "failed": "已失败",
+    "clean": "正常结束",
     # charts
     "Loss": "损失",
     "Gradient norm": "梯度范数",
     "Loss scale": "损失缩放",
     "Learning rate": "学习率",
-    "each micro-batch": "每个 micro-batch",
-    "as logged": "日志所记",
-    "before clipping": "裁剪之前",
-    "of the scaler": "scaler 的值",
-    "of the first group": "第一参数组",
-    "doublings left in the narrowest module": "余量最小的模块还剩的翻倍数",
-    "update left out": "略过的更新",
     "end of fp8 e4m3": "fp8 e4m3 的上限",
     "end of fp8 e5m2": "fp8 e5m2 的上限",
     "end of fp16": "fp16 的两端",
     "end of bf16 and fp32": "bf16 与 fp32 的上限",
     "all 0": "全为 0",
+    # actions
+    "adopt": "采用",
+    "continue": "继续",
+    "observe": "旁观",
+    "quarantine": "隔离样本",
+    "redo": "重做",
+    "rollback": "回退",
+    "skip": "略过",
+    "stop": "停止",
+    "done": "已完成",
     # the proof
     "proven": "已证明",
     "plausible": "看来可行",
@@ -136,16 +171,22 @@ CHINESE: Mapping[str, str] = {
     "what failed": "失败之处",
     "largest distance of a gradient to float32": "梯度与 float32 的最大距离",
     "healthy rows": "正常的行",
+    "unchanged": "不变",
+    "changed": "有变",
+    "no": "否",
+    "yes": "是",
     "a token sees later ones": "token 能看到其后的 token",
     "memory at its peak": "内存峰值",
 }
 
 
 def labels(lang: str) -> Callable[[str], str]:
-    """Return what says a label in a language; what is no label stays as it is.
+    """Return what says a label or a sentence in a language; what is neither stays as it is.
 
     Errors: ``NanstopError`` NS001 for a language that is not in ``LANGUAGES``.
     """
     if lang not in LANGUAGES:
         raise unknown("language", lang, LANGUAGES)
-    return (lambda text: CHINESE.get(text, text)) if lang == "zh" else (lambda text: text)
+    if lang == LANGUAGES[0]:
+        return lambda text: text
+    return lambda text: CHINESE.get(text) or translated(text, lang)

@@ -12,12 +12,15 @@ MOST_DEEP = 24
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """``kind``: its class on the page. ``share``: how full a bar is, from 0 to 1; None: no bar."""
+    """``kind``: its class on the page. ``share``: how full a bar is, from 0 to 1; None: no bar.
+    ``lead``: its number in an order.
+    """
 
     text: str
     kind: str = ""
     share: float | None = None
     source: str = ""
+    lead: str = ""
 
 
 @dataclass(slots=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from nanstop.language.choice import language
-from nanstop.language.translate import translated
 from nanstop.records import AuditEntry, Incident, Report, RunFacts
 from nanstop.records.remedies import describe
 from nanstop.report.html.charts import MISSING, are_available
@@ -102,34 +101,33 @@ def _page(run: RunRecord, *, show_text: bool, lang: str) -> RunPage:
     shown, rest = run.reports[:MOST_INCIDENTS], run.reports[MOST_INCIDENTS:]
     first = shown[0].incident if shown else None
     series = run_series(run.reports, run.series)
-    draw = are_available()
+    draw, say = are_available(), labels(lang)
     incidents = tuple(
         incident_parts(
-            report, run.record_of(at), name=f"operand-{at}", draw=draw, show_text=show_text
+            report, run.record_of(at), name=f"operand-{at}", draw=draw, show_text=show_text, say=say
         )
         for at, report in enumerate(shown)
     )
     findings = tuple(_findings(run))
-    incidents = tuple(
-        replace(one, blocks=tuple(spoken(one.blocks, lang)), cure=translated(one.cure, lang))
-        for one in incidents
-    )
+    incidents = tuple(replace(one, blocks=tuple(spoken(one.blocks, lang))) for one in incidents)
     findings = tuple(replace(one, blocks=tuple(spoken(one.blocks, lang))) for one in findings)
     codes = dict.fromkeys(one.code for one in (*incidents, *findings))
     known = tuple(filter(None, (explained(code, lang) for code in codes)))
     return RunPage(
-        title=_title(run),
-        happened=_happened(run),
+        title=say(_title(run)),
+        happened=say(_happened(run)),
         incidents=incidents,
         others=tuple(_headline(report) for report in rest[:MOST_AUDITED]),
         earlier=tuple(_headline(report) for report in run.earlier[-MOST_AUDITED:]),
-        panels=tuple(panels(series, run.reports, draw=draw)),
+        panels=tuple(panels(series, run.reports, draw=draw, say=say)),
         heat=heat_map(series, first.facts if first is not None else RunFacts()),
         plan=tuple(headline(run.plan)) if run.plan is not None else (),
         plan_tree=plan_tree(run.plan) if run.plan is not None else None,
         findings=findings,
         environment=tuple(_environment(first)) if first is not None else (),
-        audit=tuple(_audited(one) for report in run.reports for one in report.audit)[:MOST_AUDITED],
+        audit=tuple(
+            _audited(one, say) for report in run.reports for one in report.audit[:MOST_AUDITED]
+        )[:MOST_AUDITED],
         explained=known,
         fixes={one.code: one.fix for one in known},
         problem="" if draw else MISSING,
@@ -171,11 +169,11 @@ def _environment(incident: Incident) -> Rows:
     return tuple(rows)
 
 
-def _audited(entry: AuditEntry) -> tuple[str, ...]:
+def _audited(entry: AuditEntry, say: Callable[[str], str]) -> tuple[str, ...]:
     at, action = entry.at, entry.action
     micro = "" if at.micro is None else str(at.micro)
-    what = action.kind + (f": {describe(action.atoms)}" if action.atoms else "")
+    what = say(action.kind) + (f": {say(describe(action.atoms))}" if action.atoms else "")
     return (
-        *(entry.incident or "", str(at.step), micro, str(at.rank), what, action.reason),
-        *(entry.outcome, entry.before, entry.after),
+        *(entry.incident or "", str(at.step), micro, str(at.rank), what),
+        *map(say, (action.reason, entry.outcome, entry.before, entry.after)),
     )

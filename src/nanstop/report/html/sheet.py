@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from nanstop.language.choice import language
 from nanstop.records import Diagnosis, PrecisionPlan, Series
 from nanstop.report.html.charts import MISSING, are_available
 from nanstop.report.html.headroom import HeatMap
@@ -15,6 +16,7 @@ from nanstop.report.html.series import run_series
 from nanstop.report.html.templates import FOLDER, policy_hash, template, trusted
 from nanstop.report.html.timeline import Panel, panels
 from nanstop.report.text.blocks import Block, finding_blocks
+from nanstop.report.text.spoken import spoken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +36,14 @@ class Sheet:
         return "" if are_available() else MISSING
 
 
-def sheet_page(sheet: Sheet, lang: str = "en") -> str:
+def sheet_page(sheet: Sheet, lang: str | None = None) -> str:
     """Return the page. Every text is escaped; characters that do not print are replaced.
-    ``lang``: of what the page itself says.
+    ``lang``: None for that which is asked for.
     """
+    lang = lang or language()
     style = (FOLDER / "page.css").read_text()
     return template("sheet.html.jinja").render(
-        sheet=sheet,
+        sheet=replace(sheet, said=tuple(tuple(spoken(one, lang)) for one in sheet.said)),
         style=trusted(style),
         style_hash=policy_hash(style),
         script=None,
@@ -61,7 +64,9 @@ def findings_sheet(
     return Sheet(
         title=title,
         said=(lines_of(said), *(tuple(finding_blocks(one)) for one in findings)),
-        panels=tuple(panels(run_series((), series), (), draw=are_available())),
+        panels=tuple(
+            panels(run_series((), series), (), draw=are_available(), say=labels(language()))
+        ),
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +35,7 @@ def template(name: str, folder: Path = FOLDER) -> Template:
         lstrip_blocks=True,
     )
     templates.filters |= {"chart": trusted, "whole": _whole, "diff": _diff}
+    templates.filters |= {"coded": _coded, "filled": _filled}
     return templates.get_template(name)
 
 
@@ -59,6 +62,22 @@ def _whole(text: str) -> Any:
     from markupsafe import escape
 
     return escape(printable(text))
+
+
+def _coded(text: str) -> Any:
+    """Return prose with what is between backticks as code."""
+    from markupsafe import Markup, escape
+
+    parts = re.split(r"`([^`]+)`", _printable(text))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if at % 2 else escape(part)
+        for at, part in enumerate(parts)
+    )
+
+
+def _filled(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the places of the columns in which any row says something."""
+    return [at for at in range(max(map(len, rows), default=0)) if any(row[at] for row in rows)]
 
 
 def _diff(text: str) -> Any:

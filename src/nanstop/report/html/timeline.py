@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nanstop.records import Report
@@ -41,15 +41,16 @@ def panels(
     *,
     draw: bool,
     name: str = "series",
+    say: Callable[[str], str] = str,
 ) -> Iterator[Panel]:
     """Yield a panel for each quantity that the run noted; ``draw``: with its chart. ``name``: what
-    the names of the charts begin with.
+    the names of the charts begin with. ``say``: puts what a screen reader says of them into words.
     """
     marks = marked(reports)
     for number_of, (title, names) in enumerate(CHARTS):
         told = [(kind, label, _placed(kind, series)) for kind, label in names if series.get(kind)]
         if told:
-            yield panel(f"{name}-{number_of}", title, told, marks, draw=draw)
+            yield panel(f"{name}-{number_of}", title, told, marks, draw=draw, say=say)
 
 
 def _placed(kind: str, series: Mapping[str, Sequence[Point]]) -> Sequence[Point]:
@@ -60,13 +61,15 @@ def _placed(kind: str, series: Mapping[str, Sequence[Point]]) -> Sequence[Point]
 
 
 def marked(reports: Sequence[Report]) -> dict[str, tuple[int, ...]]:
-    """Return the steps of incidents ("incident"), and those of which the update was left out
-    ("skip-mark").
+    """Return the steps of incidents and their repeats ("incident"), the first of each before all
+    others where they are many, and those of which the update was left out ("skip-mark").
     """
-    skipped = {e.at.step for r in reports for e in r.audit if e.action.kind in SKIPPED}
-    met = {report.incident.at.step for report in reports}
-    found = {"incident": met - skipped, "skip-mark": skipped}
-    return {kind: tuple(sorted(steps)[:MOST_KEPT]) for kind, steps in found.items() if steps}
+    audit = [entry for report in reports for entry in report.audit]
+    skipped = {entry.at.step for entry in audit if entry.action.kind in SKIPPED}
+    again = sorted(entry.at.step for entry in audit)
+    met = dict.fromkeys((*(report.incident.at.step for report in reports), *again))
+    found = {"incident": [one for one in met if one not in skipped], "skip-mark": sorted(skipped)}
+    return {kind: tuple(sorted(steps[:MOST_KEPT])) for kind, steps in found.items() if steps}
 
 
 def panel(
@@ -76,6 +79,7 @@ def panel(
     marks: Mapping[str, tuple[int, ...]],
     *,
     draw: bool,
+    say: Callable[[str], str] = str,
 ) -> Panel:
     """Return a chart of lines, each with its class and label, with steps marked."""
     rows = tuple(_row(label, points) for _, label, points in told)
@@ -92,8 +96,8 @@ def panel(
     said = "; ".join(_described(row) for row in rows)
     chart = Chart(
         name=name,
-        title=title,
-        described=said + _described_marks(marks),
+        title=say(title),
+        described=say(said + _described_marks(marks)),
         lines=tuple(lines),
         marks=tuple(marks.items()),
         log2=told[0][0] == "scale",
@@ -127,5 +131,6 @@ def _described_marks(marks: Mapping[str, tuple[int, ...]]) -> str:
     said = ""
     for kind, steps in marks.items():
         listed = ", ".join(str(step) for step in steps[:8])
-        said += f"; {_MARKED[kind]} at step {listed}{' and more' if len(steps) > 8 else ''}"
+        listed += " and more" if len(steps) > 8 else ""
+        said += f"; {_MARKED[kind]} at step {listed}"
     return said

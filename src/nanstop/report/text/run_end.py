@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from nanstop.records import Atom, Diagnosis, Report
 from nanstop.records.remedies import describe
 from nanstop.report.text.blocks import DONE, REASSURING
+from nanstop.store.summary import IncidentRow
 from nanstop.wording import counted
 
 _MAX_NAMED = 3
@@ -40,6 +41,12 @@ class RunEnd:
     def seen(self, optimizer: int) -> None:
         """Note an update of an optimizer, applied or left out."""
         self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
+
+    def met(self, own: Iterable[IncidentRow], of_all: Iterable[IncidentRow]) -> None:
+        """Note what the incidents are, and those of other ranks, whose end has no line."""
+        others = [row for row in of_all if row.rank]
+        self.failures |= {row.folder: row.count for row in others}
+        self.codes = [row.code for row in (*own, *others)]
 
 
 def end_line(run: RunEnd) -> str:

@@ -1,7 +1,6 @@
 """What a run tells whoever follows it, and costs nobody else anything: see ``store.live_file``.
 
-Now and then it is asked for, at most once in a second, and never so often that asking and writing
-take more than ``SHARE`` of the run's time. The terminal is told as often.
+Now and then it is asked for, as seldom as ``telling.pace`` says. The terminal is told as often.
 """
 
 from __future__ import annotations
@@ -9,16 +8,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from nanstop.frozen import frozen
 from nanstop.records.remedies import describe
 from nanstop.report.text.progress import Stage
 from nanstop.session.history import History
+from nanstop.session.telling.pace import Pace
 from nanstop.session.telling.terminal_line import TerminalLine
 from nanstop.store.live_file import LiveFile, Wish
 
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
 
     from nanstop.records import Trial
 
-SHARE = 0.001
-LEAST_SECONDS = 1.0
 _SECONDS_OF_BYTE = 2.0**-20
 """Between two lines, for each byte written before: a file of 16 MiB grows every 16 seconds."""
 _MOST_POINTS = 120
@@ -60,6 +56,7 @@ class Live:
         writes: bool = True,
         quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        processor: Callable[[], float] = time.thread_time,
     ) -> None:
         self._line = TerminalLine() if writes and not quiet else None
         self._folder = folder
@@ -68,13 +65,12 @@ class Live:
         self._wish = Wish(folder)
         self._header: dict[str, Any] = {}
         self._file: LiveFile | None = None
-        self._due = -math.inf if writes else math.inf
         self._writes = writes
-        self._costs: deque[float] = deque(maxlen=9)
-        """Seconds of the last times that it was asked for. That of the first line, which makes the
-        file and imports what is needed, is not counted.
-        """
+        self._pace = Pace(clock, processor)
+        if not writes:
+            self._pace.stop()
         self._is_first = True
+        """The first line makes the file and imports what is needed."""
         self._told: list[dict[str, int]] = [{} for _ in histories]
         self._stage: Stage | None = None
         self._stage_ends = math.inf
@@ -84,7 +80,7 @@ class Live:
         self._header = header
         self._close()
         if self._writes:
-            self._due = -math.inf
+            self._pace.hurry()
         self._told = [history.counts() for history in self._histories]
         self._guarded(lambda: self._tell({}))
 
@@ -92,19 +88,15 @@ class Live:
         """Tell what is new once a step is over, where it is time for it. Synchronises the device
         where values of a run that is followed lie on one.
         """
-        began = self._clock()
-        if began < self._due:
+        if not self._pace.is_due():
             return
         self._guarded(lambda: self._tell({"step": step}, numbers=True))
         if self._line is not None:
             self._line.stepped(step + 1, self._standing())
         if self._writes:
-            now, written = self._clock(), self._file.num_bytes if self._file is not None else 0
-            if not self._is_first:
-                self._costs.append(now - began)
+            written = self._file.num_bytes if self._file is not None else 0
+            self._pace.done(counts=not self._is_first, least=written * _SECONDS_OF_BYTE)
             self._is_first = False
-            cost = median(self._costs) if self._costs else 0.0  # a busy machine's pause is none
-            self._due = now + max(LEAST_SECONDS, cost / SHARE, written * _SECONDS_OF_BYTE)
 
     def stage(self, name: str, step: int, search: Search | None = None) -> None:
         """Tell which stage an investigation is in, "" for the end of it."""
@@ -171,7 +163,8 @@ class Live:
         try:
             tell()
         except Exception as error:  # a follower is never the reason a run dies
-            self._writes, self._due = False, math.inf
+            self._writes = False
+            self._pace.stop()
             kind = type(error).__name__
             _log.warning("nanstop: this run can no longer be followed (%s: %s)", kind, error)
             self._close()

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import logging
-import math
-import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from statistics import median
 from typing import TYPE_CHECKING
 
+from nanstop.session.telling.pace import LEAST_SECONDS, Pace
 from nanstop.session.watched_run import WatchedRun
 
 if TYPE_CHECKING:
     from nanstop.session.session import Session
 
-SHARE = 0.001
 PREFIX = "nanstop/"
 NAMES = {
     "headroom": f"{PREFIX}headroom_bits",
@@ -53,41 +49,38 @@ class NumbersLogged:
     """Calls the user's ``log(numbers, step)`` once the numbers of a run have changed. A ``log``
     that raises is not called again.
 
-    It is looked at once an incident is met, when the run ends, and else so seldom that looking
-    takes no more than ``SHARE`` of the run's time.
+    It is looked at once an incident is met, when the run ends, and else as seldom as ``pace`` says.
     """
 
-    def __init__(self, log: TrackerLog, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, log: TrackerLog, pace: Pace | None = None) -> None:
         self._log = log
-        self._clock = clock
+        self._pace = pace or Pace(rest=LEAST_SECONDS)
         self._run: Session | None = None
         self._before: Callable[[int | None], None] = lambda _: None
         self._told: dict[str, float] = {}
         self._step, self._num_incidents = 0, 0
-        self._due = -math.inf
-        self._costs: deque[float] = deque(maxlen=9)
 
     def follow(self, session: Session) -> None:
         """Be told of each step of a training that begins."""
         if session.beat != self._beat:
             self._before, session.beat = session.beat, self._beat
         self._run, self._told = session, {}
-        self._step, self._num_incidents, self._due = 0, 0, -math.inf
+        self._step, self._num_incidents = 0, 0
+        self._pace.hurry()
 
     def _beat(self, step: int | None) -> None:
         self._before(step)
         run = self._run
         if run is None:
             return
+        is_due = step is not None and self._pace.is_due()
         if step is not None:
             self._step = step
-            if self._clock() < self._due and len(run.reports) == self._num_incidents:
+            if not is_due and len(run.reports) == self._num_incidents:
                 return
-        began, self._num_incidents = self._clock(), len(run.reports)
+        self._num_incidents = len(run.reports)
         found = numbers(run)
-        now = self._clock()
-        self._costs.append(now - began)
-        self._due = now + median(self._costs) / SHARE  # a busy machine's pause is none
+        self._pace.done(counts=is_due)
         if found != self._told:
             self._told = found
             self._tell(found)

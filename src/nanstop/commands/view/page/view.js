@@ -1,13 +1,13 @@
 
-const base = document.body.dataset.base;
+const { base, following, ended, lost } = document.body.dataset;
 const runs = document.getElementById("runs");
 const link = document.getElementById("link");
 let source = null;
 let wait = 1000;
 
-function say(text, lost) {
+function say(text, isLost) {
   if (link.textContent !== text) link.textContent = text;
-  link.classList.toggle("lost", lost);
+  link.classList.toggle("lost", isLost);
 }
 
 function place(id, run) {
@@ -46,13 +46,16 @@ function keep(names) {
 
 function connect() {
   source = new EventSource(`${base}/events`);
-  source.onopen = () => { wait = 1000; say("following", false); };
+  source.onopen = () => { wait = 1000; };
   source.addEventListener("part", (event) => show(JSON.parse(event.data)));
-  source.addEventListener("runs", (event) => keep(JSON.parse(event.data)));
-  source.addEventListener("bye", () => say("The view has ended. What is shown is the last of it.", true));
+  source.addEventListener("runs", (event) => {
+    keep(JSON.parse(event.data));
+    say(following, false);
+  });
+  source.addEventListener("bye", () => say(ended, true));
   source.onerror = () => {
     source.close();
-    if (!link.textContent.startsWith("The view")) say("The view does not answer; trying again.", true);
+    if (![ended, lost].includes(link.textContent)) say(lost, true);
     setTimeout(connect, wait);
     wait = Math.min(wait * 1.5, 10000);
   };

@@ -11,13 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
-from nanstop.localize import dataflow, slicing
-from nanstop.localize.constants import (
-    as_constant,
-    held_infinity,
-    spells_constant,
-    written_number,
-)
+from nanstop.localize import constants, dataflow, slicing
 from nanstop.localize.positions import Grid, positions_in
 from nanstop.localize.provenance import LOGARITHMS, Kinds, descents, kinds_of, named
 from nanstop.localize.slicing import range_of
@@ -121,7 +115,7 @@ class FailureOrigin:
         if external is not None:
             return self._external(*external)
         if born is not None:
-            written = written_number(self.trace, born, self._details.get(born))
+            written = constants.written_number(self.trace, born, self._details.get(born))
             return self._born(born) if written is None else self._external(born, written)
         if self._error:
             return self._exception()
@@ -223,7 +217,7 @@ class FailureOrigin:
             positions=self._positions(index),
             masks=self._made_masks(index, event),
             vanished=self._vanished(event),
-            is_written=spells_constant(event),
+            is_written=constants.spells_constant(event),
             filled=next(map(self.event, dataflow.fills(self.trace, index)), None),
             **self._held(index),
             counted=self._counted(event),
@@ -231,7 +225,7 @@ class FailureOrigin:
 
     def _held(self, index: int) -> dict[str, Any]:
         """Return fields of ``Localization``: what has held an infinity that an op makes NaN of."""
-        held = held_infinity(self.trace, index, self._details)
+        held = constants.held_infinity(self.trace, index, self._details)
         if held is None:
             return {}
         return {"held_in": held.name, "held_at": held.line, "held_read": self.event(held.read_by)}
@@ -276,7 +270,10 @@ class FailureOrigin:
             and dataflow.weighs_choices(self.trace, self._made, value),
             blind_spots=() if name else (_OUTSIDE,),
         )
-        return as_constant(found, value, self._details.get(reader), self._samples.rows) or found
+        return (
+            constants.as_constant(found, value, self._details.get(reader), self._samples.rows)
+            or found
+        )
 
     def _exception(self) -> Localization:
         refused = dataflow.refused(self.trace)

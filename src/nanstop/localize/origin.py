@@ -270,10 +270,8 @@ class FailureOrigin:
             and dataflow.weighs_choices(self.trace, self._made, value),
             blind_spots=() if name else (_OUTSIDE,),
         )
-        return (
-            constants.as_constant(found, value, self._details.get(reader), self._samples.rows)
-            or found
-        )
+        details, rows = self._details.get(reader), self._samples.rows
+        return constants.as_constant(found, value, details, rows) or found
 
     def _exception(self) -> Localization:
         refused = dataflow.refused(self.trace)

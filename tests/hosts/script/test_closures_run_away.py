@@ -33,4 +33,4 @@ def test_no_later_evaluations_gradients_are_replayed_with_the_weights_of_an_earl
     found = [report.diagnoses[0].code for report in store.reports.values()]
     assert "NS404" in found
     # With other kernels one update makes its own weights NaN before anything overflows.
-    assert set(found) <= {"NS404", "NS401"}
+    assert set(found) <= {"NS404", "NS402", "NS401"}

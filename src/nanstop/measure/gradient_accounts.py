@@ -8,6 +8,7 @@ whatever the script called to do it.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -314,7 +315,7 @@ class GradientAccounts:
             self._scaler = None
         else:
             account = self._safely(self._updated, optimizer, at(), norm)
-        if norm is not None and one.met(norm):
+        if norm in (0.0, math.inf) and one.met(norm):
             one.look_on()
             self.is_looking = True
         return account

@@ -95,6 +95,7 @@ SILENT = [
     ("NS307", accounts(*[{}] * 6, consumed=0.0, factor=0.0)),
     ("NS307", accounts({}, {}, {"norm": 1.0}, norm=math.inf, clip=1.0, consumed=0.0)),
     ("NS307", accounts({}, {}, {}, arrived=1e20, consumed=0.0, factor=0.0, told=("NS105",))),
+    ("NS307", accounts({}, {}, {}, arrived=1e20, consumed=0.0, factor=0.0, told=("NS702",))),
     ("NS307", accounts({}, {}, {}, arrived=1e3, consumed=0.0, factor=0.0)),
     ("NS307", accounts({}, {}, {}, arrived=0.0, consumed=0.0, factor=None)),
     ("NS307", accounts({}, {}, {}, arrived=math.inf, consumed=0.0, factor=None)),

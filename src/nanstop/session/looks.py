@@ -140,7 +140,8 @@ class Looks:
         if account.shrunk > GROWS:
             self._run.series.add(DECAYED, account.at.step, account.shrunk)
         if facts.world_size == 1:
-            told = self._findings.told
+            met = (report.diagnoses[0].code for report in self._run.reports if report.diagnoses)
+            told = (*self._findings.told, *met)
             found = Evidence(facts=facts, accounts=tuple(known), at=account.at, told=told)
             for finding in examine(found, "account").diagnoses:
                 self._findings.measured(finding)

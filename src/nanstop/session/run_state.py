@@ -9,7 +9,7 @@ from typing import Protocol
 
 from nanstop.decide.policy import Policy
 from nanstop.numerics.weights import param_groups
-from nanstop.records import Atom, BatchRows, RunFacts, StepId
+from nanstop.records import Atom, BatchRows, Report, RunFacts, StepId
 from nanstop.replay.step import Batch, ModelView, Step
 from nanstop.session.history import History
 from nanstop.session.telling.live import Live
@@ -35,6 +35,8 @@ class RunState(Protocol):
     def rooms(self) -> History: ...
     @property
     def live(self) -> Live: ...
+    @property
+    def reports(self) -> Sequence[Report]: ...
     @property
     def present(self) -> Callable[[], StepId | None]: ...
     @property

@@ -20,8 +20,8 @@ how, else in six over 16 updates, for a script may hold its weights still for th
 zeros. A norm that becomes infinite later in a run is looked at in the updates that follow. It is
 certain where the limit says so, or an infinite norm of finite gradients that are clipped: gradients
 beyond 1.8e19, of which float32 has no norm, have a reason of their own, and where that is known
-(NS105, NS404, NS504) it is said alone. A run that trains nothing by it has met an incident, though
-every number is finite: it goes on, unless the policy is to stop.
+(NS105, NS207, NS404, NS504, NS702) it is said alone. A run that trains nothing by it has met an
+incident, though every number is finite: it goes on, unless the policy is to stop.
 
 An update can also be made and taken back. A copy of the best weights that is loaded in every step,
 and is that of the start, leaves each forward with the weights that the update before it had
@@ -103,8 +103,10 @@ _IN_FLOAT64 = (
 _NORM_OVERFLOWS = 1.8e19
 """From here on the square of a norm is beyond float32, whichever line computes it."""
 
-_MAKE_IMMENSE = frozenset({"NS105", "NS404", "NS504"})
-"""What makes gradients that large: weights as memory is, a training that runs away, one row."""
+_MAKE_IMMENSE = frozenset({"NS105", "NS207", "NS404", "NS504", "NS702"})
+"""What makes gradients that large: weights as memory is, an exponential (of two policies, too), a
+training that runs away, one row.
+"""
 
 
 def check(evidence: Evidence) -> Diagnosis | None:

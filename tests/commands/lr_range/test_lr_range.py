@@ -159,7 +159,6 @@ NET = "import torch\nnet, rows = torch.nn.Linear(8, 1), torch.randn(32, 8)\n"
     ("text", "message"),
     [
         (LBFGS, "cannot be swept: the optimizer calls a closure"),
-        (BY_GRAD, "cannot be swept: the loss of a step is not seen"),
         (INSIDE, "cannot be swept: the updates happen inside backward"),
         (ONE, "has one step only"),
     ],
@@ -171,6 +170,14 @@ def test_a_loop_that_cannot_be_swept_is_said_to_be(script, text, message):
     if "cannot be swept" in message:
         module, _, name = raised.value.hint.partition("(")[0].rpartition(".")
         assert getattr(importlib.import_module(module), name) is sweep
+
+
+@pytest.mark.slow
+def test_a_loop_that_asks_for_its_gradients_is_swept(script):
+    script(NET + BY_GRAD)
+    found = lr_range(["train.py"])
+    assert len(found.losses) > 10
+    assert all(loss > 0.0 for loss in found.losses)
 
 
 @pytest.mark.parametrize(

@@ -119,8 +119,8 @@ class Localization:
     ``culprit``: parameter, batch entry, state or variable of the script when it was bad before any
     op ran. ``made``: the line that gave such a variable its value, or wrote it down.
     ``made_before``: whether that was before the step. Of origin "carried_over" it is the line that
-    gives the variable a new value in each step. ``is_written``: whether ``made`` itself writes a
-    number down that is not finite, like the one that was read.
+    gives the variable a new value in each step. ``is_written``: whether ``made``, or the line of
+    the first bad op, itself writes a number down that is not finite, like the one that was read.
     """
 
     key: FailureKey

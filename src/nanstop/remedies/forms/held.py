@@ -15,6 +15,9 @@ from torch import Tensor
 from nanstop.remedies.forms.calls import Call
 from nanstop.rewrite.operations import FILLS
 
+Form = Callable[[Call, Callable[[], bool]], Any]
+"""Returns what a call returns; asks whether the line is the one that is meant."""
+
 
 def answer(call: Call, at_line: Callable[[], bool]) -> Any:
     """Return what a call returns, with a number that its format holds where the line is meant."""
@@ -38,7 +41,7 @@ def _may_be_infinite(value: Any) -> bool:
     return isinstance(value, float) and math.isinf(value)
 
 
-def finite_of(number: float) -> Callable[[Call, Callable[[], bool]], Any]:
+def finite_of(number: float) -> Form:
     """Return a form in which ``number``, or less than 0 its opposite, is written in place of an
     infinity that the line itself gives to a call.
     """
@@ -50,9 +53,17 @@ def finite_of(number: float) -> Callable[[Call, Callable[[], bool]], Any]:
             return value.clamp(-number, number) if bool(value.isinf()) else value
         return value
 
+    return _given(_may_be_infinite, one)
+
+
+def _given(meant: Callable[[Any], bool], one: Callable[[Any], Any]) -> Form:
+    """Return a form in which the line's calls are given ``one(value)`` of each of their arguments;
+    only calls with one that may be ``meant`` are looked at.
+    """
+
     def answer(call: Call, at_line: Callable[[], bool]) -> Any:
         given = (*call.args, *call.kwargs.values())
-        if not any(map(_may_be_infinite, given)) or not at_line():
+        if not any(map(meant, given)) or not at_line():
             return call.run()
         kwargs = {name: one(value) for name, value in call.kwargs.items()}
         return replace(call, args=tuple(map(one, call.args)), kwargs=kwargs).run()
@@ -60,7 +71,7 @@ def finite_of(number: float) -> Callable[[Call, Callable[[], bool]], Any]:
     return answer
 
 
-def constants_as(number: float) -> Callable[[Call, Callable[[], bool]], Any]:
+def constants_as(number: float) -> Form:
     """Return a form in which a call reads ``number``, and for -Inf its opposite, where a tensor
     that no gradient is asked of is not finite.
     """
@@ -68,13 +79,7 @@ def constants_as(number: float) -> Callable[[Call, Callable[[], bool]], Any]:
     def one(value: Any) -> Any:
         return value.nan_to_num(number, number, -number) if _may_be_constant(value) else value
 
-    def answer(call: Call, at_line: Callable[[], bool]) -> Any:
-        if not any(map(_may_be_constant, (*call.args, *call.kwargs.values()))) or not at_line():
-            return call.run()
-        kwargs = {name: one(value) for name, value in call.kwargs.items()}
-        return replace(call, args=tuple(map(one, call.args)), kwargs=kwargs).run()
-
-    return answer
+    return _given(_may_be_constant, one)
 
 
 def _may_be_constant(value: Any) -> bool:

@@ -13,12 +13,10 @@ from nanstop.records.remedies import FINITE_NUMBERS, GUARDED, MASKED, form_of
 from nanstop.remedies.forms import guarded, held, wide
 from nanstop.remedies.forms.calls import Call, line_in
 from nanstop.remedies.forms.comparison import Comparison
+from nanstop.remedies.forms.held import Form
 from nanstop.remedies.forms.log_space import LogSpace
 from nanstop.replay.function_modes import OwnMode, in_engine, on_stack
 from nanstop.replay.step import ModelView
-
-Form = Callable[[Call, Callable[[], bool]], Any]
-"""Returns what a call returns; asks whether the line is the one that is meant."""
 
 _BACKWARDS = ("backward", "grad")
 """Of ``Tensor`` and of ``torch.autograd``; a property's getter is called ``__get__``."""

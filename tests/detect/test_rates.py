@@ -2,6 +2,8 @@
 and those that a copy gives; those that pause, restart or end with the training are not.
 """
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -296,3 +298,20 @@ def test_a_schedule_is_as_it_was_without_nanstop(tmp_path):
     assert seen[:10] == seen[10:]
     assert states[0] == states[1]
     assert vars(lr_scheduler.LRScheduler)["step"] is own
+
+
+def test_beside_a_rate_of_infinity_no_other_is_told_to_be_0(tmp_path):
+    """A schedule that divides by the steps since its restart."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = lr_scheduler.LambdaLR(
+        optimizer, lambda step: 1 / (step - 10) if step > 10 else math.inf if step == 10 else 1.0
+    )
+    with nanstop.watch(model, optimizer, out=tmp_path) as watch:
+        for _ in range(30):
+            watch.step(lambda b: model(b["x"]).square().mean(), {"x": torch.randn(3, 4)})
+            watch.update(clip=None)
+            schedule.step()
+    assert [one.diagnoses[0].code for one in watch.incidents] == ["NS402"]
+    assert not [one.title for one in watch.findings if one.code == "NS113"]

@@ -106,8 +106,10 @@ class Rates:
         used = self._used.setdefault(optimizer, _Used())
         rate = max(rates)
         used.num_changes += used.num > 0 and rate != used.latest
-        used.num, used.highest, used.latest = used.num + 1, max(used.highest, rate), rate
+        used.num, used.latest = used.num + 1, rate
         used.micros = max(used.micros, len(step.losses))
+        if math.isfinite(rate):  # beside an infinite one every other is as good as 0
+            used.highest = max(used.highest, rate)
         is_dead = rate <= DEAD * used.highest and math.isfinite(rate)
         used.num_dead = used.num_dead + 1 if is_dead else 0
         if used.told:
@@ -291,6 +293,8 @@ def _followed(schedule: Any, is_over: Callable[[Sequence[float]], bool]) -> list
             while not is_over(rates):
                 mine.step()
                 rates.append(max(_rates(stand_in.param_groups)))
+                if not math.isfinite(rates[-1]):  # told at its own update
+                    return rates[:-1]
     except Exception:  # one that waits for a metric, holds what cannot be copied, or has an end
         return rates if len(rates) > 1 else []
     return rates

@@ -90,7 +90,7 @@ class LoopState:
         return (
             not torch.compiler.is_compiling()  # before what a compiler cannot look into
             and not (self.paused or self._is_left)
-            and self.thread in (None, threading.get_ident())
+            and self._owner.get("trains") in (None, threading.get_ident())
             and get_worker_info() is None
             and not inside_transform()
         )

@@ -322,7 +322,10 @@ def _without_a_cure(bench: Bench) -> str:
             f"the failure moved to `{key.op}` in `{key.module}`: take that into the float32 region"
         )
     if bench.reference.dtype != "float32":
-        return f"only {bench.reference.dtype} passes: look for a form that stays in range"
+        return (
+            f"only {bench.reference.dtype} passes: compute what leads to it in "
+            f"{bench.reference.dtype}, or look for a form that needs less range and precision"
+        )
     return "float32 passes: keep a wider region in float32, or train in bfloat16"
 
 

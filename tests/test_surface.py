@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "87502c58590738ca")
+REPORT_FORM = (1, "d404bc1941933aef")
 
 
 def test_names():

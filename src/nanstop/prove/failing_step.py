@@ -276,9 +276,10 @@ def failing_step(
     return FailingStep(step, bad[0] if bad else 0, tuple(bad) or (0,), before=before)
 
 
-def breaking_update(rewind: WayBack) -> FailingStep | None:
+def breaking_update(rewind: WayBack) -> FailingStep | int | None:
     """Return the failing step of the update that broke the weights, found by running the kept
-    windows again; else None.
+    windows again; the number of the last step where its update, too, leaves them finite; None where
+    nothing can be run, or no weight that is trained is broken.
     """
     root = rewind.steps[0].view.root if rewind.steps else None
     if root is None or not _broken(root):  # no update breaks what is frozen
@@ -296,7 +297,7 @@ def breaking_update(rewind: WayBack) -> FailingStep | None:
                     rewind=rewind,
                     before=tuple(rewind.steps[:place]),
                 )
-    return None
+    return rewind.steps[-1].id.step
 
 
 def breaking_update_of_all(rewind: WayBack, ranks: Ranks) -> FailingStep | None:

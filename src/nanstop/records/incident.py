@@ -70,6 +70,10 @@ class Incident:
     """Lines of the script that write to gradients between their backward and the update, as far as
     they are known; None where nothing was written in this step.
     """
+    remade_finite: int | None = None
+    """The step before, where its update and those since a snapshot, made again, leave finite the
+    weights that were found not to be; None where that is not so, or not known.
+    """
     odd_weights: tuple[TensorStats, ...] = ()
     """Weights that were far too large when the step failed."""
     lost_moments: tuple[StateRow, ...] = ()

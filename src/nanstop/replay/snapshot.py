@@ -4,7 +4,7 @@ forward moves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, cast
 
@@ -146,6 +146,7 @@ class Snapshot:
             if optimizer is not None
             else []
         )
+        self._numbers = _numbers_of(optimizer)
         self._trained = Trained.by(optimizer)
         self._scaler = trainable.scaler.state_dict() if trainable.scaler is not None else None
         self._stages = _scaler_stages(trainable.scaler)
@@ -185,7 +186,8 @@ class Snapshot:
                 )
                 optimizer.state[parameter] = state
             for group, values in zip(optimizer.param_groups, self._groups, strict=False):
-                group.update(values)
+                _put_back(group, values, group.keys() - {"params"})
+            _put_back(vars(optimizer), self._numbers, _numbers_of(optimizer).keys())
         if self._scaler is not None:
             _load_scaler(self.trainable.scaler, self._scaler)
             _set_scaler_stages(self.trainable.scaler, self._stages)
@@ -220,6 +222,19 @@ class Snapshot:
         finally:
             groups += added
             _flip(moved)
+
+
+def _put_back(held: dict[str, Any], values: Mapping[str, Any], present: Set[str]) -> None:
+    """Have ``held`` hold ``values`` under their names, and nothing under others of ``present``."""
+    for later in present - values.keys():
+        del held[later]
+    held.update(values)
+
+
+def _numbers_of(optimizer: Optimizer | None) -> dict[str, Any]:
+    """Return what an optimizer counts in attributes of its own."""
+    held = vars(optimizer) if optimizer is not None else {}
+    return {name: value for name, value in held.items() if isinstance(value, int | float)}
 
 
 def ready_scaler(scaler: Any) -> None:

@@ -264,8 +264,10 @@ class Failures:
                 return None
         if found.bad_params and rewind is not None:
             broken = found.stage("rewind", lambda: breaking_update(rewind))
-            if broken is not None:
+            if isinstance(broken, FailingStep):
                 return broken
+            if broken == step.id.step - 1:
+                found.remade_finite = broken
         before = rewind.steps if rewind is not None else ()
         failing = found.stage(
             "capture",
@@ -282,6 +284,7 @@ class Failures:
         # Ranks that have agreed go back together, or not at all.
         way_back = failing is not None and failing.update
         lost = now.agreed and bool(found.bad_params) and not way_back
+        lost = lost or found.remade_finite is not None  # by what is not made again
         action = self._choose(found.key, now, failing, proof, replays_clean=clean, lost=lost)
         return self._new(found, action, now, failing)
 

@@ -81,6 +81,7 @@ class Investigation:
     bad_state: tuple[str, ...] = ()
     born_on: tuple[int, ...] | None = None
     rewritten_at: tuple[SourceLine, ...] | None = None
+    remade_finite: int | None = None
     batch: tuple[BatchFact, ...] = ()
     rows: BatchRows | None = None
     text: tuple[str, ...] = ()
@@ -203,6 +204,7 @@ class Investigation:
             bad_state=self.bad_state,
             born_on=self.born_on,
             rewritten_at=self.rewritten_at,
+            remade_finite=self.remade_finite,
             odd_weights=self.odd_weights,
             lost_moments=self.lost_moments,
             # On a device whose context is gone, not even a number can be read any more.

@@ -48,7 +48,7 @@ import math
 from nanstop.diagnose.evidence.candidates import Candidates
 from nanstop.diagnose.evidence.reading import breaking_update, came_broken, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Atom, Diagnosis, Evidence
+from nanstop.records import Atom, Diagnosis, Evidence, Incident
 from nanstop.wording import counted, listed
 
 
@@ -57,13 +57,16 @@ def check(evidence: Evidence) -> Diagnosis | None:
     found, incident = evidence.localization, evidence.incident
     if found is not None and found.key.phase == "optimizer":
         return None
-    if breaking_update(evidence) is not None:  # then it is NS402
+    remade = incident.remade_finite if incident is not None else None
+    if remade is None and breaking_update(evidence) is not None:  # then it is NS402
         return None
     named = incident.bad_params if incident is not None else ()
     if found is not None and found.origin == "from_param" and found.culprit:
         named = (found.culprit, *(name for name in named if name != found.culprit))
     if not named:
         return None
+    if incident is not None and remade is not None:
+        return _written(incident, remade, named)
     return Diagnosis(
         code="NS401",
         title=f"weights not finite: {listed(named)}",
@@ -72,6 +75,29 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=("the forward pass began with what was not finite; it was written before",),
         remedies=_row_initialisations(evidence, named),
         where=named[0],
+    )
+
+
+def _written(incident: Incident, remade: int, named: tuple[str, ...]) -> Diagnosis:
+    """Return the finding of weights that the updates, made again, leave finite: what else the run
+    writes to weights is not made again.
+    """
+    return Diagnosis(
+        code="NS401",
+        title=f"weights not finite: {listed(named)}",
+        cause=(
+            f"{counted(len(named), 'parameter')} not finite when step {incident.at.step} began; "
+            f"made again, the updates up to step {remade} leave them finite"
+        ),
+        confidence="likely",
+        lines=(
+            "something else has written to them since: a callback, a hook, an average of weights",
+        ),
+        where=named[0],
+        usual_cure=(
+            f"Look at what writes to weights between the update of step {remade} and the forward "
+            f"of step {incident.at.step}, and let it write finite numbers only."
+        ),
     )
 
 

@@ -141,10 +141,12 @@ def _foreseen(evidence: Evidence) -> Diagnosis | None:
 def _found_later(evidence: Evidence) -> Diagnosis | None:
     """Return the finding where the update that broke the weights could not be made again."""
     step, incident = breaking_update(evidence), evidence.incident
-    if step is None or incident is None:
+    if step is None or incident is None or incident.remade_finite == step:
         return None
     facts, broken = standing(evidence), incident.bad_params
-    _, cause = _cause(facts, None)
+    confidence, cause = _cause(facts, None)
+    if confidence == "possible":  # nothing speaks for the update but that it came last
+        cause = f"the update of step {step}, or what else wrote to them after it"
     return Diagnosis(
         code="NS402",
         title=f"weights not finite since the update of step {step}: {listed(broken)}",

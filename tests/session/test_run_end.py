@@ -1,6 +1,7 @@
 """What is said of a run that remedies were in force in is true at its end."""
 
 import math
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -109,6 +110,11 @@ def test_what_was_met_lost_left_out_and_kept_finite_is_said_in_one_line():
         "2 samples of the data left out, ended early; kept finite by: keep `norm` in float32; "
         "details: nanstop report .nanstop"
     )
+
+
+def test_a_folder_is_said_as_it_is_typed():
+    line = ended(steps={1: 3}, failures={"0000": 1}, codes=("NS204",), folder="my runs/it's")
+    assert shlex.split(line.partition("details: ")[2]) == ["nanstop", "report", "my runs/it's"]
 
 
 def test_a_run_that_lost_every_update_says_that_nothing_was_trained():

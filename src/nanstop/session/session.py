@@ -193,7 +193,8 @@ class Session(WatchedRun):
             self.announce(said)
         if action.kind == "adopt":
             self.adopt(action.atoms)
-        return Decision.to(action, end.report, atoms=end.atoms, on_stop=self.policy.on_stop)
+        folder, on_stop = short(self.store.folder / incident), self.policy.on_stop
+        return Decision.to(action, end.report, atoms=end.atoms, on_stop=on_stop, folder=folder)
 
     def carried_out(
         self, decision: Decision, outcome: str, *, before: str = "", after: str = ""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from nanstop.records import Report
 from nanstop.report.text.blocks import DONE
 from nanstop.store.summary import FindingRow, Summary
-from nanstop.wording import counted, number, spans
+from nanstop.wording import counted, number, spans, typed
 
 _ENDS = {
     "clean": "ended well",
@@ -42,7 +42,8 @@ def render_runs(folder: str, reports: Sequence[Report], summary: Summary | None)
         told = head
     first = reports[-1].incident.id if reports else ""
     more = (
-        f"note: `nanstop report {folder}/{first}` shows one, `nanstop report --full {folder}` all"
+        f"note: `nanstop report {typed(f'{folder}/{first}')}` shows one, "
+        f"`nanstop report --full {typed(folder)}` all"
     )
     return "\n".join([*lines, *([more] if reports else [])])
 

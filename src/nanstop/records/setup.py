@@ -77,6 +77,7 @@ class RateFacts:
     from its beginning to its end, or to its lowest rate where it has none, of a schedule that is as
     long as its run has updates and was stepped far more rarely; else 0. ``set_at``: the line of the
     script that sets the rate, where there is no schedule and its own expression was asked.
+    ``is_given``: the optimizer was made with it, and nothing was seen that sets another.
     """
 
     num_used: int
@@ -89,6 +90,7 @@ class RateFacts:
     rising: int = 0
     length: int = 0
     set_at: SourceLine | None = None
+    is_given: bool = False
 
 
 @record

@@ -120,7 +120,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     is_clipped = _clips_to_nothing(evidence)
     is_seen = bool(accounts) and bool(accounts[-1].overflowed_at)
     are_immense = all(map(_has_no_norm, accounts))
-    if not (is_clipped or is_seen or are_immense):
+    is_alike = bool(accounts) and accounts[-1].is_changed_alike
+    if not (is_clipped or is_seen or are_immense or is_alike):
         accounts = _through(repeated(evidence.accounts, _MANY))
     if are_immense and not is_clipped and not _MAKE_IMMENSE.isdisjoint(evidence.told):
         return None
@@ -264,7 +265,7 @@ def _advice(evidence: Evidence, account: GradientAccount, source: SourceLine | N
     if _has_no_norm(account):
         return _IN_FLOAT64
     if source is not None:
-        return f"leave something of the gradients at {source.short}"
+        return f"take out what empties the gradients at {source.short}, or do it after the update"
     return "look at the norm that gradients are divided by, and at the limit of the clipping"
 
 

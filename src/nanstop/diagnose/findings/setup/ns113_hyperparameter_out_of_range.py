@@ -273,7 +273,8 @@ def _schedule(facts: RunFacts) -> Iterator[Oddity]:
     if rates is None:
         return
     if rates.num_dead == rates.num_used:
-        yield Oddity("certain", "a learning rate of 0", _never(rates), made, trains_nothing=True)
+        at = facts.optimizer_at if rates.is_given else made
+        yield Oddity("certain", "a learning rate of 0", _never(rates), at, trains_nothing=True)
     elif rates.num_dead and rates.coming <= DEAD * rates.highest:
         often = _too_often(rates)
         effect = f"{_of_all(rates)} have a rate of 0, and so has every later one{often}"
@@ -315,6 +316,8 @@ def _warm_up(facts: RunFacts) -> Iterator[Oddity]:
 
 def _never(rates: RateFacts) -> str:
     """Return why no update of a training moves anything."""
+    if rates.is_given:
+        return "the optimizer was made with it, and nothing sets another: no update moves anything"
     if rates.coming == 0.0:
         return "its schedule gives 0 for good: no update moves anything"
     if rates.num_schedule_steps == 0 and not rates.planned:

@@ -89,9 +89,9 @@ from nanstop.records import (
 from nanstop.wording import counted, listed
 
 _FIVE, _LATE = 5, 8
-"""Looks of an optimizer that never has a gradient, and the update of the last of them."""
+"""Looks of one of several optimizers that never has a gradient, and the update of the last."""
 _THREE = 3
-"""Looks in a row, up to update 2, that show a layer which is trained around."""
+"""Looks in a row, up to update 2: of the only optimizer, and of a layer that is trained around."""
 _SIX = 6
 """Looks, up to update 16: scripts take turns with what they train."""
 _REPLACED = "the optimizer holds what the model has replaced"
@@ -192,10 +192,11 @@ def _never_reached(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if nothing that an optimizer holds ever had a gradient when it made an
     update.
     """
-    looks = repeated(evidence.accounts, _FIVE)
+    is_only = evidence.accounts[-1].is_only
+    looks = repeated(evidence.accounts, _THREE if is_only else _FIVE)
     if not looks or not all(one.num_with_gradient == 0 for one in looks):
         return None
-    if looks[-1].at.step < _LATE:
+    if has_signal(looks[-1]) or looks[-1].at.step < (0 if is_only else _LATE):
         return None
     made = looks[-1].made_at
     reason = Reason(

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "87502c58590738ca")
+REPORT_FORM = (1, "1675215bf3f975e8")
 
 
 def test_names():

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.diagnose.evidence.accounts import is_swallowed
-from nanstop.measure.fixed_lines import is_fixed_here
 from nanstop.measure.followed import Followed, Line, OwnUpdate
 from nanstop.measure.gradient_balance import Samples, balance, is_even, on_host
 from nanstop.measure.loss_graph import leaves
@@ -29,6 +28,7 @@ from nanstop.own_code import is_library
 from nanstop.records import GradientAccount, SourceLine, StepId
 from nanstop.replay.conditions import unrecorded
 from nanstop.tracing.places import calling_line, source_line
+from nanstop.tracing.written import is_fixed_here
 
 MOST_STAGES = 256
 """Changes of gradients in a window that are told apart: a loop has one for each parameter."""

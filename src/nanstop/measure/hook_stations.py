@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanstop.measure.fixed_lines import is_fixed_hook
 from nanstop.numerics.tensors import by_torch_alone, is_measurable, version
 from nanstop.records import SourceLine
 from nanstop.tracing.hook_lines import hook_lines
+from nanstop.tracing.written import is_fixed_hook
 
 Take = Callable[[Tensor], Tensor]
 OnTensor = Callable[[Tensor], None]

@@ -180,7 +180,8 @@ class GradientPath:
     first updates although the loss depends on them, or whose module is only run without a graph;
     ``cut_at``: FILE:LINE of that. ``lost_at``: FILE:LINE of what leaves the graph, where one does.
     ``behind``: tensors whose gradients were zeros in its first updates, and are none with the
-    operation at ``flat_at`` (FILE:LINE) passed by, whose derivative is 0.
+    operation at ``flat_at`` (FILE:LINE) passed by, whose derivative is 0. ``zeroed_at``: the
+    line that multiplies the whole loss by a 0 which stands there.
     ``replaced``: parameters with gradients that are in no optimizer and have taken the place of
     those that it holds, later than update ``replaced_after``.
     """
@@ -198,5 +199,6 @@ class GradientPath:
     lost_at: str = ""
     behind: tuple[str, ...] = ()
     flat_at: str = ""
+    zeroed_at: SourceLine | None = None
     replaced: tuple[str, ...] = ()
     replaced_after: int = 0

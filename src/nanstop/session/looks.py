@@ -14,7 +14,7 @@ from nanstop.detect.gauge import Gauge
 from nanstop.detect.gradient_arrival import MOST_UPDATES, NeverReached, ReplacedParts
 from nanstop.detect.left_modes import LeftModes
 from nanstop.detect.rates.used import Rates
-from nanstop.detect.standstill import ELSEWHERE, Standstill, stuck
+from nanstop.detect.standstill import ELSEWHERE, Standstill, none_arrives
 from nanstop.diagnose.diagnose import examine
 from nanstop.diagnose.evidence.accounts import DECAYED, GROWS
 from nanstop.numerics.room import let_go, require
@@ -181,9 +181,10 @@ class Looks:
         if self._standstill.due(facts):
             elsewhere = self._standstill.take(step)
             self._run.series.add(ELSEWHERE, step.id.step, elsewhere)
-            path, zeros = facts.gradient_path, stuck(step) if elsewhere > 0.0 else ()
-            if path is not None and zeros:
-                self._learned(at=step.id, gradient_path=replace(path, stuck=zeros))
+            path = facts.gradient_path
+            found = none_arrives(step, path, elsewhere) if path is not None else None
+            if found is not None:
+                self._learned(at=step.id, gradient_path=found)
         if self._never.is_due and facts.gradient_path is not None:
             path = self._never.take(step, facts.gradient_path)
             self._learned(at=step.id, **({} if path is None else {"gradient_path": path}))

@@ -24,7 +24,8 @@ one prefers what was rejected; a negative weight of the KL term drives the polic
 weight decay takes rate x decay of each weight: 0.01 x 50 takes half of it away in one update. That
 is measured: the part of an update that points along the weights, beside what follows the gradients,
 in four looks in a row. So is an update that a script without an optimizer makes by itself, and that
-adds 0 to every weight.
+adds 0 to every weight, or a rate of 0 that an optimizer was made with, that no schedule has, and
+that no file of the script sets: said after three updates.
 
 ## Example
 ```python

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "1675215bf3f975e8")
+REPORT_FORM = (1, "751fe7dd5473ae97")
 
 
 def test_names():

@@ -160,6 +160,9 @@ class Diagnosis:
     that fails cures it."""
     mended_by: str = ""
     """The code of another finding of the run whose help mends it too: of one cause; "" else."""
+    measured_by: str = ""
+    """The code of the finding that the first updates of a run show of the same cause, where this
+    one is only to be expected; "" else."""
     trains_nothing: bool = False
     """Whether by it no update changes what it is to change: an incident, though every number is
     finite."""

@@ -131,6 +131,7 @@ class Looks:
                 self._run.metrics.add("lost", step, self._early.lost)
         if step & (step + 1) == 0:  # a loop has no logs at which its series are looked at
             self._look(self.logged)
+        self._findings.updated(step)
         self._follow(step)
 
     def accounted(self, account: GradientAccount) -> None:
@@ -230,6 +231,7 @@ class Looks:
         compared with.
         """
         self._look(self.logged)
+        self._findings.await_no_longer()
         for rates in self._rates.finished() if ended_well else ():
             self._learned(at=self._window, rates=rates)
         for mode in self._modes.finished():

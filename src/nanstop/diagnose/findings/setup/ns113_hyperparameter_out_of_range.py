@@ -116,7 +116,7 @@ _NOT_0 = "a rate that is not 0"
 @frozen
 class Oddity:
     """One setting that is out of range: which, its value, what it does, the line that is to be
-    changed, and whether no update has moved anything by it.
+    changed, whether no update has moved anything by it, and the code of what measures it.
     """
 
     confidence: Confidence
@@ -124,6 +124,7 @@ class Oddity:
     effect: str
     source: SourceLine | None = None
     trains_nothing: bool = False
+    measured_by: str = ""
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -144,6 +145,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         where=facts.host,
         seen=_seen(evidence, facts),
         usual_cure=_NOT_0 if first.trains_nothing else "",
+        measured_by="" if others else first.measured_by,
         trains_nothing=first.trains_nothing,
     ).at(first.source)
 
@@ -348,7 +350,7 @@ def _window(facts: RunFacts) -> Iterator[Oddity]:
         size = facts.clip / math.sqrt(path.num_trainable)
         if eps is not None and size < eps / 100:
             effect = f"elements of about {size:.1g} vanish beside the optimizer's eps of {eps:g}"
-            yield Oddity("likely", f"clipping at {facts.clip:g}", effect)
+            yield Oddity("likely", f"clipping at {facts.clip:g}", effect, measured_by="NS307")
     epoch = facts.schedule.micros_per_epoch if facts.schedule is not None else None
     if epoch is not None and epoch < facts.num_micro:
         effect = f"an epoch ends after {epoch} of them"

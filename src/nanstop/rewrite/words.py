@@ -114,8 +114,8 @@ def _number(atom: Atom) -> str:
         return f"{atom.target}: read `{name}{finite_call(number)}`"
     return (
         f"{atom.target}: have {number}, or its opposite, in place of the infinity; where a library "
-        "makes it of a mask of True and False, give it numbers as the mask: 0 where a place is seen, "
-        f"-{number} where it is hidden"
+        "makes it of a mask of True and False, give it numbers as the mask: 0 where a place is "
+        f"seen, -{number} where it is hidden"
     )
 
 

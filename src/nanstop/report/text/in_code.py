@@ -10,7 +10,7 @@ from nanstop.records.remedies import describe, remedy_of
 from nanstop.report.text.blocks import Block
 from nanstop.rewrite.change import change_for, cure_of, is_untried
 from nanstop.rewrite.files import read
-from nanstop.wording import typed
+from nanstop.wording import counted, typed
 
 MAX_LINES = 6
 _IN_CODE = "in code: "
@@ -45,9 +45,11 @@ def _changed(report: Report, record: str | None) -> tuple[Block, ...]:
     name, hunks = Path(change.files[0].file).name, change.files[0].shown
     where = f"{name}:{', '.join(str(line) for line, _ in hunks)}"
     lines = [line for _, new in hunks for line in new]
-    shown = lines if len(lines) <= MAX_LINES else [*lines[:MAX_LINES], "..."]
+    # The begin of a long change is its imports: a part of it shows nothing.
+    shown = lines if len(lines) <= MAX_LINES else []
+    whole = () if shown else (counted(len(lines), "line"),)
     return (
-        Block("help", _IN_CODE, (where, *form, *untried, f"[{pointer}]")),
+        Block("help", _IN_CODE, (where, *whole, *form, *untried, f"[{pointer}]")),
         *(Block("code", "  + ", (text,)) for text in shown),
     )
 

@@ -55,9 +55,8 @@ def end_line(run: RunEnd) -> str:
     if run.ended:
         said.append(run.ended)
     kept = [_kept(run)] if run.kept else []
-    details = (
-        [f"details: nanstop report {typed(run.folder)}"] if run.failures and run.folder else []
-    )
+    has_details = run.folder and (run.failures or run.findings)
+    details = [f"details: `nanstop report {typed(run.folder)}`"] if has_details else []
     return "; ".join([", ".join(said), *kept, *details])
 
 

@@ -186,7 +186,7 @@ class Session(WatchedRun):
         if end.is_new and incident in self.store.own:
             self.announce(end.report)
         elif action.kind == "adopt":
-            self.announce(f"{incident}: kept for the rest of the run: {describe(action.atoms)}")
+            self.announce(f"from now on: {describe(action.atoms)} ({incident})")
         elif action.kind == "stop":
             self.announce(f"{incident}: training stops: {action.reason}")
         elif said := said_again(end.report, times):

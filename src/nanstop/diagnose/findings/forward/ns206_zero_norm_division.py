@@ -60,7 +60,7 @@ from nanstop.diagnose.evidence.reading import WRITTEN, first_bad, rounded_at, st
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, op_name
 from nanstop.records.formats import HALF
-from nanstop.wording import counted, number
+from nanstop.wording import number
 
 _LAYERS = frozenset(
     {"native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit"}
@@ -149,9 +149,11 @@ def _cause(event: OpEvent, divisor: Operand) -> str:
     """Return how many norms are 0, and what kind of norm they are."""
     zeros, total = divisor.stats.zeros, math.prod(divisor.stats.shape)
     of = "largest values or ranges" if divisor.is_a("extreme") else "norms or deviations"
-    some = f"{counted(zeros, 'denominator')} of {total}" if total > 1 else "the denominator"
-    verb = "are" if zeros > 1 else "is"
-    return f"{some} of `{op_name(event.op)}` {verb} 0: {of} of what does not vary or is all zero"
+    op = op_name(event.op)
+    if total == 1:
+        return f"the denominator of `{op}` is 0: {of} of what does not vary or is all zero"
+    where = f"`{op}` divides by 0 in {zeros} of {total} places"
+    return f"{where}: {of} of what does not vary or is all zero"
 
 
 def _lost_eps(evidence: Evidence) -> tuple[str, ...]:

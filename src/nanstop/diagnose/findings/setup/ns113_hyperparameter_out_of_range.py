@@ -221,8 +221,10 @@ def _rate(facts: RunFacts) -> Iterator[Oddity]:
         return
     rate, setting = optimizer.lr, f"learning rate {optimizer.lr:g}"
     # A loop may set its rate before each step, and a schedule may begin at 0.
-    if rate == 0.0 and not optimizer.scheduled and facts.schedule is not None:
-        yield Oddity("certain", setting, "no update moves anything", facts.optimizer_at)
+    by_now = facts.rates is None and not optimizer.scheduled and facts.schedule is not None
+    if rate == 0.0 and by_now:
+        effect = "no update moves anything"
+        yield Oddity("certain", setting, effect, facts.optimizer_at, measured_by="NS113")
     if not math.isfinite(rate):
         effect = "an update makes every weight NaN"
         yield Oddity("certain", setting, effect, facts.optimizer_at)

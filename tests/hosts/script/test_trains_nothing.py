@@ -250,6 +250,9 @@ MEANT = {
         scaled="loss = (F.cross_entropy(net(x), y, reduction='none') * (step >= 40)).mean() "
         "+ 0.0 * net(x).square().mean()"
     ),
+    "a hinge that is content": plain(
+        scaled="loss = torch.clamp(net(x).mean() - 9.0 + 30 * (step >= 20), 0)",
+    ),
     "a coefficient that begins at 0": plain(scaled="loss = loss * (0 if step < 20 else 1)"),
     "held still for the first updates": plain(
         clip="for p in net.parameters(): p.grad.mul_(float(step >= 12))", lr=1e-3

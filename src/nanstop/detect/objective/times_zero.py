@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -61,6 +62,17 @@ def _spells_zero(line: Any) -> bool:
     )
 
 
+def _is_always_zero(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether a function of torch makes zeros of other tensors, too, on both sides of 0."""
+    for value in (1.0, -1.0):
+        other = [
+            torch.full_like(one, value).detach() if isinstance(one, Tensor) else one for one in args
+        ]
+        if bool(func(*other, **kwargs).any()):
+            return False
+    return True
+
+
 class _TimesZero(TorchFunctionMode):
     """Keeps the lines that make zeros of what is not by a number that is 0; takes what the given
     one makes out of the graph.
@@ -79,6 +91,8 @@ class _TimesZero(TorchFunctionMode):
         given = [one for one in args if isinstance(one, Tensor)]
         is_made = isinstance(result, Tensor) and result.requires_grad and bool(given)
         if not is_made or bool(result.any()) or not any(bool(one.any()) for one in given):
+            return result
+        if not _is_always_zero(func, args, kwargs or {}):  # a hinge is 0 on one side
             return result
         line = user_line()
         if line not in self.lines:

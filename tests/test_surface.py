@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "d404bc1941933aef")
+REPORT_FORM = (1, "e28c500bf545ad8f")
 
 
 def test_names():

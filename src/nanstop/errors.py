@@ -25,11 +25,14 @@ class TrainingStopped(NanstopError):  # noqa: N818 - no error of anybody's
     with.
 
     Its updates were lost again and again, or the policy stops at a failure: the weights are those
-    that it had before. ``incident``: the id of what stopped it. ``code``: its finding.
+    that it had before. ``incident``: the id of what stopped it, ``folder``: where its report is,
+    as it is typed in the working folder. ``code``: its finding.
     """
 
-    def __init__(self, message: str, *, incident: str = "", code: str = "NS000") -> None:
-        hint = f"incident {incident}: `nanstop report`" if incident else ""
+    def __init__(
+        self, message: str, *, incident: str = "", code: str = "NS000", folder: str = ""
+    ) -> None:
+        hint = f"what failed and what to change: `nanstop report {folder}`" if folder else ""
         super().__init__(message, code=code, hint=hint)
         self.incident = incident
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 
@@ -11,6 +12,14 @@ def printable(text: str, kept: str = "\n\t") -> str:
     each that turns the direction of writing: what strangers wrote must not steer a terminal.
     """
     return "".join(each if each.isprintable() or each in kept else "\ufffd" for each in text)
+
+
+def typed(path: object) -> str:
+    """Return a path as it is typed in a shell: quoted where it holds a space or the like."""
+    text = str(path)
+    if re.fullmatch(r"[\w@%+=:,./~-]*", text):
+        return text
+    return "'" + text.replace("'", "'\"'\"'") + "'"
 
 
 def number(value: float) -> str:

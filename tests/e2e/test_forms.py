@@ -132,7 +132,7 @@ def test_of_a_second_line_what_fails_there_is_typed_and_nothing_else():
     first, second = incident.proof.minimal
     assert (incident.proof.verdict, first.value) == ("proven", "guarded")
     assert second.value == "guarded:log"
-    assert text.count("what has no value") == 1
+    assert text.count("a value where it has none") == 1
     typed = text.partition("in code:")[2]
     assert "spread.clamp(" in typed
     assert "v.log_softmax(-1)).sum()" in typed

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import pickle
+import re
 from contextlib import nullcontext
 
 import pytest
@@ -48,6 +49,7 @@ def test_train_raises_when_the_host_has_ended_it(tmp_path):
     assert isinstance(caught.value, nanstop.NanstopError)
     (report,) = watch.incidents
     assert caught.value.incident == report.incident.id
+    assert caught.value.hint.endswith(f"`nanstop report {watch.folder / report.incident.id}`")
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.incident) == (str(caught.value), report.incident.id)
     assert ended == [2] == [trainer.state.global_step]
@@ -219,6 +221,8 @@ def test_a_watched_loop_that_is_stopped_ends_with_3(tmp_path):
     assert found.code == 3
     assert b"saved" not in found.out
     assert "TrainingStopped: error[NS501]: training stopped" in found.err
+    (folder,) = re.findall(r"help: .* `nanstop report (\S+)`", found.err)
+    assert (tmp_path / folder / "report.json").is_file()
     assert "nanstop/adapters" not in found.err
     assert "optimizer.step()" in found.err
     said = found.summary

@@ -133,3 +133,8 @@ def test_the_language_is_the_one_that_is_asked_for(monkeypatch, variables, spoke
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert language() == spoken
+
+
+def test_a_line_of_code_behind_its_place_stays_as_it_is():
+    said = translated("made at a.py:8: probabilities = net(x).softmax(dim=-1)", "zh")
+    assert said == "产生于 a.py:8: probabilities = net(x).softmax(dim=-1)"

@@ -97,7 +97,7 @@ def test_plain_and_unwrapped_when_not_a_terminal():
 
 def test_incident_alone_is_rendered():
     text = render(Report(incident=INCIDENT))
-    assert text.startswith("error[NS000]: not diagnosed, forward, step 412, micro-batch 3, rank 0")
+    assert text.startswith("error[NS000]: not diagnosed, forward, step 412, micro-batch 3\n")
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_the_stream_that_the_text_goes_to_says_whether_there_is_a_terminal():
 def test_a_very_long_line_of_source_is_cut():
     source = replace(EVENT.source, text="x = " + "1 + " * 100 + "1")
     located = replace(LOCALIZATION, first_bad=replace(EVENT, source=source))
-    line = render(replace(REPORT, localization=located)).splitlines()[1]
+    line = render(replace(REPORT, localization=located)).splitlines()[2]
     assert line.endswith("1 + 1...")
     assert len(line) < 200
 

@@ -28,3 +28,27 @@ def test_half_weights_are_one_warning(tmp_path, capsys):
     assert len(summary.findings) == 3
     assert totals(summary).endswith("1 warning")
     assert "1 warning (NS102)" in end_line(RunEnd(findings=watch.findings))
+
+
+def clipped(folder, *, factor):
+    torch.manual_seed(0)
+    net = nn.Linear(8, 4)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    with nanstop.watch(net, optimizer, policy="observe", out=folder) as watch:
+        for _ in range(5):
+            watch.step(lambda x: factor * net(x).pow(2).mean(), torch.randn(4, 8))
+            watch.update(clip=1e-12)
+    return watch
+
+
+def test_a_limit_that_takes_all_gradients_is_told_once_by_what_it_did(tmp_path, capsys):
+    watch = clipped(tmp_path, factor=1.0)
+    assert [report.diagnoses[0].code for report in watch.incidents] == ["NS307"]
+    assert not watch.findings
+    assert "NS113" not in capsys.readouterr().err
+
+
+def test_a_limit_far_below_eps_is_told_where_the_first_updates_show_nothing_of_it(tmp_path):
+    watch = clipped(tmp_path, factor=1e-5)
+    assert not watch.incidents
+    assert [one.code for one in watch.findings] == ["NS113"]

@@ -1,6 +1,7 @@
 """What is said of a run that remedies were in force in is true at its end."""
 
 import math
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -107,8 +108,14 @@ def test_what_was_met_lost_left_out_and_kept_finite_is_said_in_one_line():
         "60 updates of several optimizers watched, 2 incidents (NS501, NS201, 30 times) and "
         "1 warning (NS102), 29 of 30 updates of one optimizer left out, 1 micro-batch and "
         "2 samples of the data left out, ended early; kept finite by: keep `norm` in float32; "
-        "details: nanstop report .nanstop"
+        "details: `nanstop report .nanstop`"
     )
+
+
+def test_a_folder_is_said_as_it_is_typed():
+    line = ended(steps={1: 3}, failures={"0000": 1}, codes=("NS204",), folder="my runs/it's")
+    command = line.partition("details: ")[2].strip("`")
+    assert shlex.split(command) == ["nanstop", "report", "my runs/it's"]
 
 
 def test_a_run_that_lost_every_update_says_that_nothing_was_trained():

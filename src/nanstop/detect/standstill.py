@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from nanstop.numerics.tensors import floats
 from nanstop.replay.undo import attributes_kept
 
 if TYPE_CHECKING:
-    from nanstop.records import RunFacts
+    from nanstop.records import GradientPath, RunFacts
     from nanstop.replay.step import Step
 
 ELSEWHERE = "grad_elsewhere"
@@ -62,6 +63,29 @@ class Standstill:
             found = [part for p in trained if p.grad is not None for part in floats(p.grad)]
             sizes = [max(-float(low), float(high)) for low, high in map(torch.aminmax, found)]
         return max(sizes, default=0.0) if num_moved else float("nan")
+
+
+def none_arrives(step: Step, path: GradientPath, elsewhere: float) -> GradientPath | None:
+    """Return with ``path`` why every gradient is 0, None where that is not known.
+    ``elsewhere``: the largest one with other weights.
+
+    Undone bitwise; raises what the step raises. Synchronises the device.
+    """
+    if elsewhere > 0.0:
+        zeros = stuck(step)
+        return replace(path, stuck=zeros) if zeros else None
+    if step.calls_script or elsewhere != 0.0:
+        return None
+    from nanstop.detect.objective.flat_steps import passed_by
+    from nanstop.detect.objective.times_zero import times_zero
+
+    zeroed_at = times_zero(step)
+    if zeroed_at is not None:
+        return replace(path, zeroed_at=zeroed_at)
+    trained = {n: p for n, p in step.view.root.named_parameters() if p.requires_grad}
+    found, line = passed_by(step, tuple(trained.values()))
+    behind = tuple(n for n, p in trained.items() if any(p is one for one in found))
+    return replace(path, behind=behind, flat_at=line) if behind else None
 
 
 def stuck(step: Step) -> tuple[str, ...]:

@@ -92,6 +92,7 @@ def _run(rules: Iterable[Rule], evidence: Evidence, failures: list[str]) -> list
 
 _CONFIRMED = {
     "raise_zeros": "with {value} in place of each 0 of that operand the same operation is finite",
+    "fill_rows": "with {value} in one place of each row of zeros the same operation is finite",
     "bound": "with its argument held within {value} the same operation is finite",
     "unmask": "with one entry of each such row in sight the same operation is finite",
     "supervise": "with one label that is not ignored the same operation is finite",

@@ -19,7 +19,10 @@ _JOINTS = ("\n", ". ", "? ", "; ", ": ", "  ", ", ", " and ", " or ")
 _WITHIN = (", ", "; ", ": ", "  ", " and ")
 _CLAUSES = (*_JOINTS[:6], ", ")
 _JOINED = {". ": "。", "; ": "；", ": ": "：", ", ": "，", " and ": "和", " or ": "或", "? ": ""}
-_APART = re.compile(r"`[^`]*`|\"[^\"]*\"|'[^']*'")
+_APART = re.compile(
+    r"`[^`]*`|\"[^\"]*\"|'[^']*'|\S+\.py:\d+: (?:[\w.\[\], ]+ [-+*/]?= |return )(?:(?!  ).)+"
+)
+"""What is quoted, and a line of code behind its place."""
 _WORD = re.compile(
     r"(?<![A-Za-z0-9_.\-/=])(?<!\w\()[A-Za-z][a-z]+(?:-[a-z]+)*(?![A-Za-z0-9_./(=\-\[])"
 )

@@ -18,7 +18,7 @@ from nanstop.tracing.holders import Holder
 from nanstop.tracing.op_details import OpDetails
 from nanstop.tracing.places import source_line
 from nanstop.tracing.recorder import Trace, Value
-from nanstop.tracing.written_numbers import writes_down
+from nanstop.tracing.written import writes_down
 
 
 def written_number(trace: Trace, index: int, details: OpDetails | None) -> Value | None:

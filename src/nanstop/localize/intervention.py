@@ -74,6 +74,21 @@ def _raise_zeros(tensor: Tensor, value: float) -> Tensor | None:
     return torch.where(zeros, torch.full_like(tensor, value), tensor) if zeros.any() else None
 
 
+def _fill_rows(tensor: Tensor, value: float) -> Tensor | None:
+    """Return the tensor with ``value`` once in each row of zeros: along the last dimension, else in
+    all that belongs to one index of the first. One without such rows is returned as it is.
+    """
+    if not tensor.is_floating_point() or tensor.dim() < 2:
+        return None
+    changed = tensor.clone(memory_format=torch.contiguous_format)
+    for rows in (changed.flatten(0, -2), changed.flatten(1)):
+        empty = ~rows.any(-1)
+        if bool(empty.any()):
+            rows[empty, 0] = value
+            break
+    return changed
+
+
 def _bound(tensor: Tensor, value: float) -> Tensor | None:
     return tensor.clamp(-value, value) if tensor.is_floating_point() else None
 
@@ -103,6 +118,7 @@ def _vary(tensor: Tensor, value: float) -> Tensor | None:
 
 _CHANGES: Mapping[ChangeKind, Callable[[Tensor, float], Tensor | None]] = {
     "raise_zeros": _raise_zeros,
+    "fill_rows": _fill_rows,
     "bound": _bound,
     "unmask": _unmask,
     "supervise": _supervise,

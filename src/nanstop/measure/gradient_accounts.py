@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -27,6 +28,7 @@ from nanstop.own_code import is_library
 from nanstop.records import GradientAccount, SourceLine, StepId
 from nanstop.replay.conditions import unrecorded
 from nanstop.tracing.places import calling_line, source_line
+from nanstop.tracing.written import is_fixed_here
 
 MOST_STAGES = 256
 """Changes of gradients in a window that are told apart: a loop has one for each parameter."""
@@ -49,6 +51,7 @@ class GradientAccounts:
         self._may_be_own = True
         self._scaler: Any = None
         self._is_uneven = self._is_swallowed = False
+        self._fixed: dict[tuple[CodeType, int], bool] = {}
         self.is_looking = False
         """Whether any window is looked at now."""
         self.are_written = False
@@ -181,6 +184,7 @@ class GradientAccounts:
         for one in self._followed.values():
             if one.samples is not None and source is not None and one.samples.backwards:
                 one.samples.changed_at.append(source)
+                one.samples.are_fixed.append(self._is_fixed(line))
                 is_apart = source.function != getattr(
                     one.samples.backwards[-1].source, "function", source.function
                 )
@@ -188,6 +192,14 @@ class GradientAccounts:
                     one.samples.called_at.append(caller)
                 if source not in self.written_at and len(self.written_at) < _MOST_LINES:
                     self.written_at = (*self.written_at, source)
+
+    def _is_fixed(self, line: Line) -> bool:
+        """Return whether a line that runs now does the same in each step, where that is asked."""
+        if not self._is_swallowed or line is None:
+            return False
+        if line not in self._fixed:
+            self._fixed[line] = is_fixed_here()
+        return self._fixed[line]
 
     def changed(self) -> None:
         """Look at gradients that a line, whoever's it is, has just changed."""

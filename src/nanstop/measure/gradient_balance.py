@@ -59,7 +59,7 @@ class Samples:
     length and format, scalars for norms. ``was``, ``became``: weights around the update before;
     ``met``: at the next forward after that; ``left``: gradients when it was over. ``at_sink``:
     those that the first sink finds. ``stages``: the gradient of the first parameter after each
-    change of one.
+    change of one. ``are_fixed``: of what changed them, whether it does the same in each step.
     """
 
     backwards: list[Backward] = field(default_factory=list)
@@ -83,6 +83,7 @@ class Samples:
     num_with_gradient: int | None = None
     stages: list[Tensor] = field(default_factory=list)
     hooked_at: list[SourceLine] = field(default_factory=list)
+    are_fixed: list[bool] = field(default_factory=list)
     rewritten_at: list[SourceLine] = field(default_factory=list)
     was_read: bool | None = None
     updated_at: SourceLine | None = None
@@ -121,12 +122,13 @@ class Samples:
         Synchronises the device where there were hooks.
         """
         for one in self.backwards:
-            lines = one.hooks.changed_at() if one.hooks is not None else None
-            one.hooks = None
-            if lines is None:
+            hooks, one.hooks = one.hooks, None
+            lines = hooks.changed_at() if hooks is not None else None
+            if hooks is None or lines is None:
                 one.computed = None
             else:
                 self.hooked_at += lines
+                self.are_fixed.append(hooks.are_fixed)
 
 
 def on_host(samples: Samples) -> Samples:
@@ -210,6 +212,7 @@ def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> Gradi
         were_weights_still=still,
         changed_at=_changed_at(samples, arrived),
         called_at=tuple(dict.fromkeys(samples.called_at)),
+        is_changed_alike=bool(samples.are_fixed) and all(samples.are_fixed),
         overflowed_at=tuple(dict.fromkeys(samples.overflowed_at)),
         was_read=samples.was_read,
         **known,

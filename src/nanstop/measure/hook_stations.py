@@ -16,6 +16,7 @@ from torch import Tensor
 from nanstop.numerics.tensors import by_torch_alone, is_measurable, version
 from nanstop.records import SourceLine
 from nanstop.tracing.hook_lines import hook_lines
+from nanstop.tracing.written import is_fixed_hook
 
 Take = Callable[[Tensor], Tensor]
 OnTensor = Callable[[Tensor], None]
@@ -27,6 +28,8 @@ class HookStations:
 
     def __init__(self, parameters: Sequence[Tensor], take: Take) -> None:
         self._stations = [_Station(p, take) for p in parameters if any(_hooks(p))]
+        self.are_fixed = True
+        """Whether those that changed a gradient make the same of each, once that was asked."""
 
     def detach(self) -> dict[int, Tensor]:
         """Take the probes away. Return, by its id, the sum that would be a parameter's gradient
@@ -45,19 +48,21 @@ class HookStations:
         passed = [each for one in self._stations for each in one.passed]
         if not passed:
             return None
-        told = torch.stack([same.cpu() for _, same in passed]).tolist()
-        lines = [line for (line, _), same in zip(passed, told, strict=True) if not same]
+        told = torch.stack([same.cpu() for *_, same in passed]).tolist()
+        changing = [one for one, same in zip(passed, told, strict=True) if not same]
+        self.are_fixed = all(is_fixed_hook(hook) for _, hook, _ in changing)
+        lines = [line for line, *_ in changing]
         return tuple(dict.fromkeys(each for line in lines for each in line)) if lines else None
 
 
 class _Station:
-    """One parameter. ``passed``: of each hook its lines, and whether it left the gradient as it
-    was.
+    """One parameter. ``passed``: of each hook its lines, itself, and whether it left the gradient
+    as it was.
     """
 
     def __init__(self, parameter: Tensor, take: Take) -> None:
         self.parameter = parameter
-        self.passed: list[tuple[tuple[SourceLine, ...], Tensor]] = []
+        self.passed: list[tuple[tuple[SourceLine, ...], Any, Tensor]] = []
         self._take = take
         self._version = version(parameter)
         self._last: Tensor | None = None
@@ -79,7 +84,7 @@ class _Station:
         probed: Hooks = {object(): partial(self._probe, first, gradient_of)} if hooks else {}
         for key, hook in hooks.items():
             probed[key] = hook
-            leaves = partial(self._leaves, hook_lines(hook, key))
+            leaves = partial(self._leaves, hook_lines(hook, key), hook)
             probed[object()] = partial(self._probe, leaves, gradient_of)
         return probed
 
@@ -106,10 +111,10 @@ class _Station:
     def _passes(self, now: Tensor) -> None:
         self._last = now
 
-    def _leaves(self, lines: tuple[SourceLine, ...], now: Tensor) -> None:
+    def _leaves(self, lines: tuple[SourceLine, ...], hook: Any, now: Tensor) -> None:
         if self._last is not None:
             same = (now == self._last) | (now.isnan() & self._last.isnan())
-            self.passed.append((lines, same.all()))
+            self.passed.append((lines, hook, same.all()))
         self._last = now
 
 

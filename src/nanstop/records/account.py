@@ -133,6 +133,9 @@ class GradientAccount:
     changed_at: tuple[SourceLine, ...] = ()
     """Lines that wrote to gradients between the window's backwards and its update; empty where
     that was not looked for."""
+    is_changed_alike: bool = False
+    """Whether all that changed them then was seen to do the same in each step: no condition chooses
+    it, and no number of the script goes into it."""
     called_at: tuple[SourceLine, ...] = ()
     """Lines that called the functions in which those are, in the order of their calls, where these
     are others than the one that calls the backward."""

@@ -66,7 +66,7 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
             RemedyInfo(
                 "form",
                 "changes_training",
-                "leave out of {targets} what has no value",
+                "give {targets} a value where it has none",
                 forward=True,
             ),
             RemedyInfo(

@@ -77,6 +77,7 @@ class RateFacts:
     from its beginning to its end, or to its lowest rate where it has none, of a schedule that is as
     long as its run has updates and was stepped far more rarely; else 0. ``set_at``: the line of the
     script that sets the rate, where there is no schedule and its own expression was asked.
+    ``is_given``: the optimizer was made with it, and nothing was seen that sets another.
     """
 
     num_used: int
@@ -89,6 +90,7 @@ class RateFacts:
     rising: int = 0
     length: int = 0
     set_at: SourceLine | None = None
+    is_given: bool = False
 
 
 @record
@@ -178,7 +180,8 @@ class GradientPath:
     first updates although the loss depends on them, or whose module is only run without a graph;
     ``cut_at``: FILE:LINE of that. ``lost_at``: FILE:LINE of what leaves the graph, where one does.
     ``behind``: tensors whose gradients were zeros in its first updates, and are none with the
-    operation at ``flat_at`` (FILE:LINE) passed by, whose derivative is 0.
+    operation at ``flat_at`` (FILE:LINE) passed by, whose derivative is 0. ``zeroed_at``: the
+    line that multiplies the whole loss by a 0 which stands there.
     ``replaced``: parameters with gradients that are in no optimizer and have taken the place of
     those that it holds, later than update ``replaced_after``.
     """
@@ -196,5 +199,6 @@ class GradientPath:
     lost_at: str = ""
     behind: tuple[str, ...] = ()
     flat_at: str = ""
+    zeroed_at: SourceLine | None = None
     replaced: tuple[str, ...] = ()
     replaced_after: int = 0

@@ -67,9 +67,10 @@ class Change:
     """A small change of what the first bad operation reads, in a replay.
 
     ``operand``: its place among the operation's inputs. "raise_zeros": what is 0 becomes ``value``;
-    "bound": magnitudes end at ``value``; "unmask": of rows that hide everything, one entry does no
-    longer; "supervise": of labels that are all ignored, one becomes class ``value``; "vary": a ramp
-    from 0 to ``value`` is added.
+    "fill_rows": the first entry of each row, or else of each first index, that is 0 throughout
+    does; "bound": magnitudes end at ``value``; "unmask": of rows that hide everything, one entry
+    does no longer; "supervise": of labels that are all ignored, one becomes class ``value``;
+    "vary": a ramp from 0 to ``value`` is added.
     """
 
     kind: ChangeKind
@@ -160,6 +161,9 @@ class Diagnosis:
     that fails cures it."""
     mended_by: str = ""
     """The code of another finding of the run whose help mends it too: of one cause; "" else."""
+    measured_by: str = ""
+    """The code of the finding that the first updates of a run show of the same cause, where this
+    one is only to be expected; "" else."""
     trains_nothing: bool = False
     """Whether by it no update changes what it is to change: an incident, though every number is
     finite."""

@@ -22,6 +22,7 @@ from nanstop.records.remedies import describe, of_the_forward
 from nanstop.replay.stand_in import standing_in
 from nanstop.store.beside_weights import write_beside
 from nanstop.tracebacks import passes_through
+from nanstop.wording import typed
 
 __tracebackhide__ = passes_through
 
@@ -145,5 +146,5 @@ def _within(part: str, atoms: Sequence[Atom]) -> Iterator[Atom]:
 def _how(folder: str) -> str:
     return (
         f'nanstop.load_plan("{folder}").apply(model) after loading does, and `nanstop export '
-        f"{folder} --out NEW` writes one that needs no nanstop"
+        f"{typed(folder)} --out NEW` writes one that needs no nanstop"
     )

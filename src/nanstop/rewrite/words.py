@@ -112,7 +112,11 @@ def _number(atom: Atom) -> str:
     number, name = form_of(atom)
     if atom.remedy == "finite_constant":
         return f"{atom.target}: read `{name}{finite_call(number)}`"
-    return f"{atom.target}: write {number}, or its opposite, in place of the infinity"
+    return (
+        f"{atom.target}: have {number}, or its opposite, in place of the infinity; where a library "
+        "makes it of a mask of True and False, give it numbers as the mask: 0 where a place is "
+        f"seen, -{number} where it is hidden"
+    )
 
 
 def _form(atom: Atom, report: Report) -> str:

@@ -26,11 +26,17 @@ def is_incident(finding: Diagnosis, facts: RunFacts) -> bool:
     return sure and finding.seen is not None and facts.world_size == 1
 
 
+UPDATES = 3
+"""Updates in which a run shows by itself what it was only expected to."""
+
+
 class Findings:
     """What was told of a run, weightiest first."""
 
     def __init__(self, tell: Callable[[Diagnosis], None]) -> None:
         self.all: list[Diagnosis] = []
+        self._awaited: dict[tuple[str, str], Diagnosis] | None = {}
+        """What is told unless the first updates show it by another finding, by code and title."""
         self._in_full: set[str] = set()
         self._tell = tell
 
@@ -42,9 +48,25 @@ class Findings:
     def examine_setup(self, evidence: Evidence) -> None:
         """Announce the findings that the facts of the run show before its first step."""
         for finding in examine(evidence, "static").diagnoses:
+            waits = finding.measured_by and evidence.facts.world_size == 1
             if finding.seen is not None:
                 self.measured(finding)
+            elif waits and self._awaited is not None:
+                self._awaited.setdefault((finding.code, finding.title), finding)
             elif (finding.code, finding.confidence) not in _SEEN_BY_THE_RUN:
+                self.found(finding)
+
+    def updated(self, step: int) -> None:
+        """Note an update: after ``UPDATES`` of them what none of them has shown is told."""
+        if step >= UPDATES and self._awaited is not None:
+            self.await_no_longer()
+
+    def await_no_longer(self) -> None:
+        """Tell what the run was to show by itself and has not."""
+        awaited, self._awaited = self._awaited or {}, None
+        shown = {one.code for one in self.all}
+        for finding in awaited.values():
+            if finding.measured_by not in shown:
                 self.found(finding)
 
     def examine_healthy(self, evidence: Evidence) -> None:

@@ -14,7 +14,7 @@ from nanstop.detect.gauge import Gauge
 from nanstop.detect.gradient_arrival import MOST_UPDATES, NeverReached, ReplacedParts
 from nanstop.detect.left_modes import LeftModes
 from nanstop.detect.rates.used import Rates
-from nanstop.detect.standstill import ELSEWHERE, Standstill, stuck
+from nanstop.detect.standstill import ELSEWHERE, Standstill, none_arrives
 from nanstop.diagnose.diagnose import examine
 from nanstop.diagnose.evidence.accounts import DECAYED, GROWS
 from nanstop.numerics.room import let_go, require
@@ -131,6 +131,7 @@ class Looks:
                 self._run.metrics.add("lost", step, self._early.lost)
         if step & (step + 1) == 0:  # a loop has no logs at which its series are looked at
             self._look(self.logged)
+        self._findings.updated(step)
         self._follow(step)
 
     def accounted(self, account: GradientAccount) -> None:
@@ -181,9 +182,10 @@ class Looks:
         if self._standstill.due(facts):
             elsewhere = self._standstill.take(step)
             self._run.series.add(ELSEWHERE, step.id.step, elsewhere)
-            path, zeros = facts.gradient_path, stuck(step) if elsewhere > 0.0 else ()
-            if path is not None and zeros:
-                self._learned(at=step.id, gradient_path=replace(path, stuck=zeros))
+            path = facts.gradient_path
+            found = none_arrives(step, path, elsewhere) if path is not None else None
+            if found is not None:
+                self._learned(at=step.id, gradient_path=found)
         if self._never.is_due and facts.gradient_path is not None:
             path = self._never.take(step, facts.gradient_path)
             self._learned(at=step.id, **({} if path is None else {"gradient_path": path}))
@@ -229,6 +231,7 @@ class Looks:
         compared with.
         """
         self._look(self.logged)
+        self._findings.await_no_longer()
         for rates in self._rates.finished() if ended_well else ():
             self._learned(at=self._window, rates=rates)
         for mode in self._modes.finished():

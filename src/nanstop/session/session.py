@@ -186,14 +186,15 @@ class Session(WatchedRun):
         if end.is_new and incident in self.store.own:
             self.announce(end.report)
         elif action.kind == "adopt":
-            self.announce(f"{incident}: kept for the rest of the run: {describe(action.atoms)}")
+            self.announce(f"from now on: {describe(action.atoms)} ({incident})")
         elif action.kind == "stop":
             self.announce(f"{incident}: training stops: {action.reason}")
         elif said := said_again(end.report, times):
             self.announce(said)
         if action.kind == "adopt":
             self.adopt(action.atoms)
-        return Decision.to(action, end.report, atoms=end.atoms, on_stop=self.policy.on_stop)
+        folder, on_stop = short(self.store.folder / incident), self.policy.on_stop
+        return Decision.to(action, end.report, atoms=end.atoms, on_stop=on_stop, folder=folder)
 
     def carried_out(
         self, decision: Decision, outcome: str, *, before: str = "", after: str = ""

@@ -29,6 +29,7 @@ from nanstop.store.files import (
 )
 from nanstop.store.live_file import LIVE
 from nanstop.store.summary import RecordedSeries, Summary, merge, quiet_summary, says_more
+from nanstop.wording import typed
 
 REPORT = "report.json"
 SUMMARY = "summary.json"
@@ -232,7 +233,7 @@ def incident_folders(path: str | os.PathLike[str]) -> tuple[Path, ...]:
     if not found:
         hint = "a run that met no failure leaves none; `nanstop run --out DIR` says where they go"
         if (folder / SUMMARY).is_file():
-            hint = f"its run met no failure: `nanstop report {folder}` says how it ended"
+            hint = f"its run met no failure: `nanstop report {typed(folder)}` says how it ended"
         raise NanstopError(f"no incident in {folder}", hint=hint)
     return tuple(sorted(found, key=lambda one: int(one.name)))
 

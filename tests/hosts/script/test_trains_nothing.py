@@ -7,6 +7,7 @@ import textwrap
 import pytest
 import torch
 
+from e2e.scripts import run
 from loop_scripts import investigated
 from nanstop import cli
 from nanstop.errors import TrainingStopped
@@ -84,6 +85,14 @@ FAULTS = {
         "",
         "",
     ),
+    "emptied behind the backward": (plain(clip="opt.zero_grad()"), 0, "opt.zero_grad()", ""),
+    "a loss times 0": (plain(scaled="loss = 0.0 * loss"), 3, "loss = 0.0 * loss", ""),
+    "behind a sign": (
+        plain(scaled="loss = (net(x).sign() - F.one_hot(y, 4)).square().mean()"),
+        3,
+        "",
+        "",
+    ),
     "a schedule of zeros": (
         plain(
             before="sched = torch.optim.lr_scheduler.LambdaLR(opt, lambda n: 0.0)",
@@ -119,6 +128,42 @@ def test_it_is_an_incident_with_its_cause(tmp_path, source, step, line, typed):
 def test_it_stops_where_the_policy_is_to_stop(tmp_path):
     with pytest.raises(TrainingStopped, match="NS307"):
         investigated(tmp_path / "script.py", FAULTS["a norm beyond float32"][0], on_failure="stop")
+
+
+FREEZE = """
+def freeze(net):
+    for p in net.parameters():
+        p.grad.zero_()
+"""
+ALIKE = {
+    "a fill": "for p in net.parameters(): p.grad.zero_()",
+    "a product": "for p in net.parameters(): p.grad *= 0.0",
+    "a function": "freeze(net)",
+}
+
+
+@pytest.mark.parametrize("empties", ALIKE.values(), ids=ALIKE)
+def test_what_empties_gradients_in_each_step_alike_is_told_after_three_updates(tmp_path, empties):
+    source = plain(clip=empties, before=FREEZE).replace("range(48)", "range(4)")
+    _, news = investigated(tmp_path / "script.py", source)
+    (report,) = [one for one in news if isinstance(one, Report)]
+    assert report.diagnoses[0].code == "NS307"
+    assert "3 updates" in report.diagnoses[0].cause
+
+
+def test_a_hook_that_gives_zeros_is_told_after_three_updates(tmp_path):
+    hooks = "for p in net.parameters(): p.register_hook(lambda g: torch.zeros_like(g))"
+    source = plain(before=hooks).replace("range(48)", "range(4)")
+    _, news = investigated(tmp_path / "script.py", source)
+    (report,) = [one for one in news if isinstance(one, Report)]
+    assert report.diagnoses[0].where == "script.py:9"
+
+
+def test_a_rate_of_0_that_nothing_sets_is_told_after_three_updates(tmp_path):
+    (tmp_path / "script.py").write_text(plain(lr=0.0).replace("range(48)", "range(4)"))
+    found = run(tmp_path, "script.py")  # a process of its own: no module beside it sets a rate
+    assert "error[NS113]: out of range: a learning rate of 0" in found.err
+    assert "--> script.py:8" in found.err
 
 
 MEANT = {
@@ -178,6 +223,37 @@ MEANT = {
     "one norm beyond float32": plain(
         scaled="loss = loss * (1e22 if step in (3, 24, 25) else 1.0)", clip=CLIP
     ),
+    "emptied under a condition": plain(clip="step < 12 and freeze(net)", before=FREEZE),
+    "emptied by a hook that is switched off": plain(
+        before="""
+        still = [True]
+        for p in net.parameters(): p.register_hook(lambda g: g * (not still[0]))
+        """,
+        after="still[0] = step < 12",
+    ),
+    "left behind a condition": script(
+        """
+        opt.zero_grad()
+        if step >= 12:
+            F.cross_entropy(net(x), y).backward()
+            opt.step()
+            continue
+        F.cross_entropy(net(x), y).backward()
+        opt.zero_grad()
+        opt.step()
+        """
+    ),
+    "a rate of 0 that is set later": plain(
+        lr=0.0, after="opt.param_groups[0]['lr'] = 0.0 if step < 12 else 1e-3"
+    ),
+    "a weight of 0 beside advantages that are 0": plain(
+        scaled="loss = (F.cross_entropy(net(x), y, reduction='none') * (step >= 40)).mean() "
+        "+ 0.0 * net(x).square().mean()"
+    ),
+    "a hinge that is content": plain(
+        scaled="loss = torch.clamp(net(x).mean() - 9.0 + 30 * (step >= 20), 0)",
+    ),
+    "a coefficient that begins at 0": plain(scaled="loss = loss * (0 if step < 20 else 1)"),
     "held still for the first updates": plain(
         clip="for p in net.parameters(): p.grad.mul_(float(step >= 12))", lr=1e-3
     ),

@@ -18,6 +18,7 @@ from nanstop.rewrite.override import override
 from nanstop.session.factory import incident_folder
 from nanstop.store.files import write_whole
 from nanstop.store.incidents import PATCH, incident_folders, load_report
+from nanstop.wording import typed
 
 
 def fix(folder: Path | None = None, *, apply: bool = False) -> Fix:
@@ -167,7 +168,7 @@ def _module(path: Path) -> str:
 
 
 def _undo(patch: Path) -> str:
-    return f"git apply -R {_short(patch)}"
+    return f"git apply -R {typed(_short(patch))}"
 
 
 def _short(path: Path) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from nanstop.commands.fix.result import Fix
 from nanstop.language.translate import translated
 from nanstop.report.text.in_code import allowing
+from nanstop.wording import typed
 
 
 def render(fix: Fix) -> str:
@@ -18,7 +19,7 @@ def render(fix: Fix) -> str:
 def _lines(fix: Fix) -> Iterator[str]:
     if fix.status == "no cure":
         yield translated(f"{fix.incident}: no cure is known, so there is nothing to change")
-        yield translated(f"help: `nanstop report {fix.incident}` says what was tried")
+        yield translated(f"help: `nanstop report {typed(fix.incident)}` says what was tried")
         return
     yield translated(f"cure: {fix.cure} [{fix.proof}]")
     if fix.status == "already applied":
@@ -42,7 +43,7 @@ def _next(fix: Fix) -> Iterator[str]:
     if fix.status == "applied":
         yield translated(f"applied to {', '.join(file.file for file in fix.files)}")
     elif fix.status == "shown" and fix.files:
-        yield translated(f"help: apply it with `nanstop fix {fix.incident} --apply`")
+        yield translated(f"help: apply it with `nanstop fix {typed(fix.incident)} --apply`")
     if fix.undo:
         yield translated(f"help: take it back with `{fix.undo}`")
     if fix.allow and fix.status in ("shown", "not known"):

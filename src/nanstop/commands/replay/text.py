@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from nanstop.commands.replay.result import Replayed
 from nanstop.language.translate import translated
 from nanstop.report.text.terminal import render
+from nanstop.wording import typed
 
 
 def text(found: Replayed) -> str:
@@ -24,7 +25,7 @@ def _lines(found: Replayed) -> Iterator[str]:
         yield f"{found.incident}: the script does not fail as it did, but otherwise: see above"
     else:
         yield f"{found.incident}: step {found.step} passes now, nothing fails"
-        yield f"help: whether it holds: `nanstop prove {found.incident} SCRIPT`"
+        yield f"help: whether it holds: `nanstop prove {typed(found.incident)} SCRIPT`"
 
 
 def notes(found: Replayed) -> Iterator[str]:

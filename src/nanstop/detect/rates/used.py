@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from nanstop.detect.rates.by_hand import rates_to_come
+from nanstop.detect.rates.given import is_as_made
 from nanstop.diagnose.findings.setup.ns113_hyperparameter_out_of_range import (
     DEAD,
     LONGEST_WARM_UP,
@@ -116,7 +117,7 @@ class Rates:
             return None
         least = max(LEAST_DEAD, math.ceil(DEAD_SHARE * (used.num - used.num_dead)))
         if used.num_dead == least:
-            found = self._asked(optimizer, used)
+            found = self._asked(optimizer, used) or _given(optimizer, used)
             used.told = found is not None and found.coming <= DEAD * max(used.highest, 1e-30)
         elif not used.num & (used.num - 1) and used.is_look:
             found = self._asked(optimizer, used) if _is_open(optimizer, used) else None
@@ -167,6 +168,17 @@ class Rates:
             length=_length(schedule.last_epoch, coming),
         )
         return used.seen
+
+
+def _given(optimizer: Optimizer, used: _Used) -> RateFacts | None:
+    """Return that no update so far had another rate than 0, which is the one that the optimizer was
+    made with; None where something may set another.
+    """
+    if used.highest > 0.0 or schedules_of(optimizer) or not is_as_made(optimizer):
+        return None
+    return RateFacts(
+        num_used=used.num, num_dead=used.num_dead, highest=0.0, coming=0.0, is_given=True
+    )
 
 
 def _set_by_hand(used: _Used) -> RateFacts | None:

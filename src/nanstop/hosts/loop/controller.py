@@ -21,7 +21,6 @@ from nanstop.decide.policy import GIVEN_UP, RAISED
 from nanstop.detect.numeric_errors import phase_of
 from nanstop.detect.sentinel import Reading, read_window, total_norm
 from nanstop.detect.signals import Alarm, alarm, alarm_of_exception, alarm_of_reading, arrived
-from nanstop.errors import TrainingStopped
 from nanstop.hosts.data_rows import DataRows
 from nanstop.hosts.ending import Ending
 from nanstop.hosts.loop.facts import facts_of_loop, present_rank
@@ -229,7 +228,7 @@ class LoopController:
 
     def stop(self, decision: Decision) -> None:
         self._stopped = True
-        raise TrainingStopped(decision.stopped, incident=decision.incident, code=decision.code)
+        raise decision.error
 
 
 def _refuse_what_raises(step: LoopStep) -> None:

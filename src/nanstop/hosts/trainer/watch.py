@@ -237,7 +237,7 @@ class TrainerWatch:
     def _raise_stopped(self) -> None:
         stop = self._stop
         if stop is not None and stop.on_stop == "raise":
-            raise TrainingStopped(stop.stopped, incident=stop.incident, code=stop.code)
+            raise stop.error
 
     def _on_training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         if not self._training or self.host.replaying is not None:

@@ -21,7 +21,7 @@ from nanstop.rewrite.change import Rewrite, change_for, cure_of, is_untried
 from nanstop.rewrite.files import is_of_project, read, unified
 from nanstop.store.files import read_text
 from nanstop.store.incidents import PATCH
-from nanstop.wording import number
+from nanstop.wording import number, typed
 
 MOST_ROWS = 60
 MOST_APPLIED = 100_000
@@ -97,7 +97,7 @@ def incident_parts(
         code=report.diagnoses[0].code if report.diagnoses else "",
         blocks=incident_blocks(report, record, code),
         cure=_cure(change, report),
-        command=f"nanstop fix {Path(record).parent} --apply" if record and diffs else "",
+        command=f"nanstop fix {typed(Path(record).parent)} --apply" if record and diffs else "",
         diffs=diffs,
         applied=_applied(record) if change.stale else "",
         stale=tuple(Path(one).name for one in change.stale),

@@ -1,5 +1,5 @@
 """A report as plain sentences, in the fixed order:
-what, where, evidence, certainty, help with its proof, pointer.
+what, what was done about it, where, evidence, certainty, help with its proof, pointer.
 
 A block is one logical line; ``report.text`` and ``report.html.notebook`` wrap and colour it.
 """
@@ -74,9 +74,9 @@ def incident_blocks(
     helps = _help(best, report.proof)
     return (
         Block("error", f"error[{best.code}]: ", (_headline(best, report),)),
+        *_done(report),
         *where,
         *_evidence(best, report),
-        *_done(report),
         *helps[:1],
         *code,
         *helps[1:],
@@ -127,7 +127,8 @@ def _headline(best: Diagnosis, report: Report) -> str:
     phase = found.key.phase if found is not None else report.incident.phase
     micro = f"micro-batch {at.micro}" if at.micro is not None else ""
     again = f"seen {report.count} times" if report.count > 1 else ""
-    parts = (best.title, phase, f"step {at.step}", micro, f"rank {at.rank}", again)
+    rank = f"rank {at.rank}" if report.incident.facts.world_size > 1 or at.rank else ""
+    parts = (best.title, phase, f"step {at.step}", micro, rank, again)
     return ", ".join(part for part in parts if part)
 
 
@@ -141,7 +142,8 @@ def _finding_headline(finding: Diagnosis) -> str:
 
 
 def _place_blocks(where: str) -> tuple[Block, ...]:
-    return (Block("where", "  --> ", (where,)),) if where else ()
+    place = "the training loop of the script" if where == "loop" else where
+    return (Block("where", "  --> ", (place,)),) if place else ()
 
 
 def _event_blocks(event: OpEvent, where: str) -> tuple[Block, ...]:
@@ -213,8 +215,15 @@ def _done(report: Report) -> tuple[Block, ...]:
     done = report.audit[-1]
     reason = f": {done.action.reason}" if done.action.reason else ""
     outcome = f"; {done.outcome}" if done.outcome.startswith("failed") else ""
-    said = f"{_SAID.get(done.action.kind, 'done')}{reason}{outcome}"
-    return (Block("done", "  = ", (said,)),)
+    said = f"{_SAID.get(done.action.kind, 'the run goes on')}{reason}{outcome}"
+    blocks = [Block("done", "  = ", (said,))]
+    found, facts = report.localization, report.incident.facts
+    is_redone = done.action.kind in ("redo", "adopt", "quarantine")
+    if is_redone and facts.host == "loop" and found is not None and "loss" in found.reaches:
+        # The script has that tensor by now, and prints it behind this message.
+        text = "the loss that the script prints for this step is still that of the failed run"
+        blocks.append(Block("done", "  = ", (text,)))
+    return tuple(blocks)
 
 
 def _ranks(incident: Incident) -> list[str]:

@@ -10,6 +10,7 @@ from nanstop.records.remedies import describe, remedy_of
 from nanstop.report.text.blocks import Block
 from nanstop.rewrite.change import change_for, cure_of, is_untried
 from nanstop.rewrite.files import read
+from nanstop.wording import counted, typed
 
 MAX_LINES = 6
 _IN_CODE = "in code: "
@@ -36,7 +37,7 @@ def _changed(report: Report, record: str | None) -> tuple[Block, ...]:
         change = change_for(report, read)
     if change is None or not change.files:
         return ()
-    folder = str(Path(record).parent) if record else ""
+    folder = typed(Path(record).parent) if record else ""
     pointer = f"`nanstop fix{f' {folder}' if folder else ''}`"
     other = change.atoms != cure_of(report)
     form = (f"(the form that can be typed here: {describe(change.atoms)})",) if other else ()
@@ -44,9 +45,11 @@ def _changed(report: Report, record: str | None) -> tuple[Block, ...]:
     name, hunks = Path(change.files[0].file).name, change.files[0].shown
     where = f"{name}:{', '.join(str(line) for line, _ in hunks)}"
     lines = [line for _, new in hunks for line in new]
-    shown = lines if len(lines) <= MAX_LINES else [*lines[:MAX_LINES], "..."]
+    # The begin of a long change is its imports: a part of it shows nothing.
+    shown = lines if len(lines) <= MAX_LINES else []
+    whole = () if shown else (counted(len(lines), "line"),)
     return (
-        Block("help", _IN_CODE, (where, *form, *untried, f"[{pointer}]")),
+        Block("help", _IN_CODE, (where, *whole, *form, *untried, f"[{pointer}]")),
         *(Block("code", "  + ", (text,)) for text in shown),
     )
 

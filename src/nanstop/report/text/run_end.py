@@ -9,7 +9,7 @@ from nanstop.records import Atom, Diagnosis, Report
 from nanstop.records.remedies import describe
 from nanstop.report.text.blocks import DONE, REASSURING
 from nanstop.store.summary import IncidentRow
-from nanstop.wording import counted
+from nanstop.wording import counted, typed
 
 _MAX_NAMED = 3
 _SAID_AGAIN = 10
@@ -55,7 +55,8 @@ def end_line(run: RunEnd) -> str:
     if run.ended:
         said.append(run.ended)
     kept = [_kept(run)] if run.kept else []
-    details = [f"details: nanstop report {run.folder}"] if run.failures and run.folder else []
+    has_details = run.folder and (run.failures or run.findings)
+    details = [f"details: `nanstop report {typed(run.folder)}`"] if has_details else []
     return "; ".join([", ".join(said), *kept, *details])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from nanstop.records import Report
 from nanstop.report.text.blocks import DONE
 from nanstop.store.summary import FindingRow, Summary
-from nanstop.wording import counted, number, spans
+from nanstop.wording import counted, number, spans, typed
 
 _ENDS = {
     "clean": "ended well",
@@ -32,7 +32,7 @@ def render_runs(folder: str, reports: Sequence[Report], summary: Summary | None)
         own = [one for one in reports if one.incident.id in latest]
         head = _began(own) if own else _when(summary.began, summary.script, "%Y-%m-%d %H:%M")
         lines += [f"{head}{totals(summary)}", *map(_incidents, _by_failure(own))]
-        lines += [_finding(row) for row in summary.findings]
+        lines += [line for row in summary.findings for line in _finding(row)]
     told = ""
     earlier = [one for one in reports if one.incident.id not in latest]
     for alike in reversed(_by_failure(earlier)):
@@ -42,7 +42,8 @@ def render_runs(folder: str, reports: Sequence[Report], summary: Summary | None)
         told = head
     first = reports[-1].incident.id if reports else ""
     more = (
-        f"note: `nanstop report {folder}/{first}` shows one, `nanstop report --full {folder}` all"
+        f"note: `nanstop report {typed(f'{folder}/{first}')}` shows one, "
+        f"`nanstop report --full {typed(folder)}` all"
     )
     return "\n".join([*lines, *([more] if reports else [])])
 
@@ -110,5 +111,10 @@ def _incident(report: Report) -> str:
     return f"  {report.incident.id}  error[{code}] {title}  first at step {step}{times}{done}"
 
 
-def _finding(row: FindingRow) -> str:
-    return f"        warning[{row.code}] {row.title}{f'  {row.where}' if row.where else ''}"
+def _finding(row: FindingRow) -> list[str]:
+    """Return a warning, and below it what it means and what to do: there is no incident that would
+    say it.
+    """
+    head = f"        warning[{row.code}] {row.title}{f'  {row.where}' if row.where else ''}"
+    said = () if row.mended_by else (row.cause, *row.lines)
+    return [head, *(f"          {one}" for one in said if one)]

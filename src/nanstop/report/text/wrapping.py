@@ -8,11 +8,13 @@ from unicodedata import east_asian_width
 
 from nanstop.report.text.blocks import Block
 
-_PIECE = (
-    r"[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef][，。；：、）！？]*|[^\S\n]+"
-    r"|[^\s\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]+[，。；：、）！？]*"
-)
-"""What is not broken: a word with the mark behind it, one Chinese character with it, spaces."""
+_LETTER = r"[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]"
+_OTHERS = r"[^\s\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]"
+_MARKS = "[，。；：、）！？]*"
+_PIECE = rf"\[?`[^`\n]{{1,32}}`{_OTHERS}*{_MARKS}|{_LETTER}{_MARKS}|[^\S\n]+|{_OTHERS}+{_MARKS}"
+"""What is not broken: short code between backticks, a word with the mark behind it, one Chinese
+character with it, spaces.
+"""
 _COLUMN = re.compile(r"(?<=\S) {2,}(?=\S)")
 """What stands between two columns of a table."""
 

@@ -110,8 +110,10 @@ def _remedies(evidence: Evidence, fact: BatchFact | None) -> Candidates:
     micro = fact.micro if fact is not None else None
     if micro is None and evidence.incident is not None:
         micro = evidence.incident.at.micro
+    # A mean of nothing has no logarithm to be kept: what is left is a value for what has none.
+    defined = tuple(one for one in forms(evidence) if one[0].remedy == "form")
     left_out = (Atom(remedy="drop_micro", target=str(micro)),)
-    return (*forms(evidence), left_out) if micro is not None else forms(evidence)
+    return (*defined, left_out) if micro is not None else defined
 
 
 def confirm(evidence: Evidence) -> Change | None:

@@ -22,12 +22,16 @@ q.float() @ q.float().T             # tensor([[80000.]])
 ```
 
 ## Fix
-1. Keep the module that overflows in float32 (an island). Cost: two casts and one module in float32,
-   usually below 1 % of step time. Under half weights without autocast the rest needs autocast to
-   accept float32.
-2. If it is attention, use a fused kernel (`attn_implementation="sdpa"`), which scales and
-   accumulates in float32. Cost: none.
-3. Train in bfloat16. Cost: 3 bits of precision; a GPU that has it.
+1. In float16 or float8: keep the module that overflows in float32 (an island). Cost: two casts and
+   one module in float32, usually below 1 % of step time. Under half weights without autocast the
+   rest needs autocast to accept float32.
+2. If it is attention in float16, use a fused kernel (`attn_implementation="sdpa"`), which scales
+   and accumulates in float32. Cost: none.
+3. In float16: train in bfloat16. Cost: 3 bits of precision; a GPU that has it.
+
+In float32 and bfloat16 no format of training is wider: look for what made the values so large (one
+row of the data, NS504; a training that runs away, NS404; an exponential, NS207), or divide by their
+largest before they are multiplied.
 
 ## Fix safety
 Islands and kernels are safe: the same mathematics with more bits. bfloat16 changes training.
@@ -58,8 +62,13 @@ from nanstop.diagnose.evidence.reading import (
     standing,
 )
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, op_name
+from nanstop.records import FORMAT_MAX, Diagnosis, Evidence, op_name
 from nanstop.records.formats import NARROW, wider
+
+_NO_WIDER = (
+    "no format of training holds more: look for what makes values that large, or divide by the "
+    "largest of them before they are multiplied"
+)
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -70,6 +79,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if event.wider != "finite":
         return None
     narrow = output.dtype in NARROW
+    has_wider = FORMAT_MAX.get(output.dtype, 0.0) < FORMAT_MAX["bfloat16"]
     return Diagnosis(
         code="NS201",
         title=f"{output.dtype} overflow in `{op_name(event.op)}`",
@@ -79,10 +89,11 @@ def check(evidence: Evidence) -> Diagnosis | None:
         ),
         # That float32 overflowed is certain; why values were so large before is another question.
         confidence="certain" if narrow else "possible",
-        lines=growth_lines(evidence.localization),
+        lines=(*growth_lines(evidence.localization), *(() if has_wider else (_NO_WIDER,))),
         remedies=precision(event, standing(evidence), output.dtype)
         if narrow
         else without_rows(evidence),
+        usual_cure="" if has_wider else _NO_WIDER,
         where=event.module,
     )
 

@@ -9,7 +9,8 @@ x / |x| for x = 0 is 0 / 0 = NaN. Rows of zeros are common: padded tokens, new t
 pruned channels. DoRA divides its magnitude by the norm of each row of W + BA, and B starts at 0: a
 zero row of W is 0 / 0 before the first step. A float8 scale of 448 / max(|row|) is 448 / 0 = Inf.
 One zero row among 32000 is enough. A layer norm or batch norm whose eps is 0 does the same with a
-row that does not vary.
+row that does not vary. Where a kernel divides by norms inside of itself (weight norm), that is
+shown by its being finite once each row of zeros has one entry.
 
 ## Example
 ```python
@@ -59,12 +60,13 @@ from nanstop.diagnose.evidence.reading import WRITTEN, first_bad, rounded_at, st
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, op_name
 from nanstop.records.formats import HALF
-from nanstop.wording import counted, number
+from nanstop.wording import number
 
 _LAYERS = frozenset(
     {"native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit"}
     | {"_fused_rms_norm"}
 )
+_NOT_ZERO = "begin these rows with another value than 0, or put an epsilon under their norm"
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -72,7 +74,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     event, output = first_bad(evidence, WRITTEN)
     if event is None or output is None or event.wider == "finite":
         return None
-    divisor = zero_divisor(event)
+    divisor, advice = zero_divisor(event), ()
     if divisor is not None and divisor.is_a("norm", "extreme", "magnitude", "square"):
         cause = _cause(event, divisor)
     elif _is_layer_without_eps(event):
@@ -80,6 +82,13 @@ def check(evidence: Evidence) -> Diagnosis | None:
             f"`{op_name(event.op)}` divides by the deviation of what does not vary, or is all zero,"
             f" and its eps is {number(event.scalars[-1])}: 1e-5 keeps it from 0"
         )
+    elif (zeros := _rows_of_zeros(event)) is not None:
+        name = event.inputs[zeros].name
+        cause = (
+            f"`{op_name(event.op)}` divides by the norms of rows, and rows of "
+            f"{f'`{name}`' if name else 'what it reads'} are 0 throughout"
+        )
+        advice = (_NOT_ZERO,)
     else:
         return None
     return Diagnosis(
@@ -87,7 +96,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title="division by a norm of 0",
         cause=cause,
         confidence="certain",
-        lines=_lost_eps(evidence),
+        lines=(*_lost_eps(evidence), *advice),
         remedies=(
             *_wider(event, evidence),
             *_zero_tables(evidence),
@@ -104,7 +113,27 @@ def confirm(evidence: Evidence) -> Change | None:
     event, _ = first_bad(evidence, WRITTEN)
     if event is not None and _is_layer_without_eps(event):
         return Change(kind="vary", operand=0)
+    zeros = _rows_of_zeros(event) if event is not None else None
+    if zeros is not None:
+        return Change(kind="fill_rows", operand=zeros)
     return without_zeros(event) if event is not None else None
+
+
+def _rows_of_zeros(event: OpEvent) -> int | None:
+    """Return the place of the input that has as many zeros as there are NaN in a result of its
+    shape, where nothing else says why: whether these are rows and their norms is for the experiment
+    to say.
+    """
+    if event.divisor is not None or not all(stats.finite for stats in event.inputs):
+        return None
+    bad = next((one for one in event.outputs if one.nan and not one.posinf + one.neginf), None)
+    alike = (
+        place
+        for place, read in enumerate(event.inputs)
+        if bad is not None and len(read.shape) > 1 and read.shape == bad.shape
+        if 1 < bad.nan <= read.zeros
+    )
+    return next(alike, None)
 
 
 def _is_layer_without_eps(event: OpEvent) -> bool:
@@ -120,9 +149,11 @@ def _cause(event: OpEvent, divisor: Operand) -> str:
     """Return how many norms are 0, and what kind of norm they are."""
     zeros, total = divisor.stats.zeros, math.prod(divisor.stats.shape)
     of = "largest values or ranges" if divisor.is_a("extreme") else "norms or deviations"
-    some = f"{counted(zeros, 'denominator')} of {total}" if total > 1 else "the denominator"
-    verb = "are" if zeros > 1 else "is"
-    return f"{some} of `{op_name(event.op)}` {verb} 0: {of} of what does not vary or is all zero"
+    op = op_name(event.op)
+    if total == 1:
+        return f"the denominator of `{op}` is 0: {of} of what does not vary or is all zero"
+    where = f"`{op}` divides by 0 in {zeros} of {total} places"
+    return f"{where}: {of} of what does not vary or is all zero"
 
 
 def _lost_eps(evidence: Evidence) -> tuple[str, ...]:

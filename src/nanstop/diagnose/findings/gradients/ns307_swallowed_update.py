@@ -14,14 +14,16 @@ to its denominator. Gradients that are divided by a count too many times, or zer
 covers all, end alike.
 
 A sample of at most 4096 gradients is compared as backward left it and as the optimizer took it. It
-is said where less than 1e-8 of what arrived is taken, its loss scale aside: in three looks where
-the limit of the clipping, the size of the gradients or the line that made their norm infinite says
-how, else in six over 16 updates, for a script may hold its weights still for the first updates by
-zeros. A norm that becomes infinite later in a run is looked at in the updates that follow. It is
-certain where the limit says so, or an infinite norm of finite gradients that are clipped: gradients
-beyond 1.8e19, of which float32 has no norm, have a reason of their own, and where that is known
-(NS105, NS207, NS404, NS504, NS702) it is said alone. A run that trains nothing by it has met an
-incident, though every number is finite: it goes on, unless the policy is to stop.
+is said where less than 1e-8 of what arrived is taken, its loss scale aside: after three updates
+where the limit of the clipping, the size of the gradients or the line that made their norm infinite
+says how, or the lines that empty them do so in each step (no condition stands over them, and no
+number of the script goes in); else in six looks over 16 updates, for a script may hold its weights
+still for the first updates by zeros. A norm that becomes infinite later in a run is looked at in
+the updates that follow. It is certain where the limit says so, or an infinite norm of finite
+gradients that are clipped: gradients beyond 1.8e19, of which float32 has no norm, have a reason of
+their own, and where that is known (NS105, NS207, NS404, NS504, NS702) it is said alone. A run that
+trains nothing by it has met an incident, though every number is finite: it goes on, unless the
+policy is to stop.
 
 An update can also be made and taken back. A copy of the best weights that is loaded in every step,
 and is that of the start, leaves each forward with the weights that the update before it had
@@ -120,7 +122,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     is_clipped = _clips_to_nothing(evidence)
     is_seen = bool(accounts) and bool(accounts[-1].overflowed_at)
     are_immense = all(map(_has_no_norm, accounts))
-    if not (is_clipped or is_seen or are_immense):
+    is_alike = bool(accounts) and accounts[-1].is_changed_alike
+    if not (is_clipped or is_seen or are_immense or is_alike):
         accounts = _through(repeated(evidence.accounts, _MANY))
     if are_immense and not is_clipped and not _MAKE_IMMENSE.isdisjoint(evidence.told):
         return None
@@ -264,7 +267,7 @@ def _advice(evidence: Evidence, account: GradientAccount, source: SourceLine | N
     if _has_no_norm(account):
         return _IN_FLOAT64
     if source is not None:
-        return f"leave something of the gradients at {source.short}"
+        return f"take out what empties the gradients at {source.short}, or do it after the update"
     return "look at the norm that gradients are divided by, and at the limit of the clipping"
 
 

@@ -16,7 +16,8 @@ the other rows of a micro-batch are none where it has 1 row: the softmax of one 
 0, and accumulation over 8 such micro-batches adds up 8 zeros. So is a reward less the mean of a
 group of 1, or of a mean over the wrong dimension: 0, whatever the reward. Pairs whose better answer
 is a copy of the worse one have a margin of 0 whatever the weights are: the loss of DPO stays at log
-2 = 0.693, and what is left of the gradient, 1e-7, are roundings.
+2 = 0.693, and what is left of the gradient, 1e-7, are roundings. A loss that its line multiplies by
+0 has no gradient at any weights: said after four updates, where nothing else hangs on them.
 
 ## Example
 ```
@@ -80,11 +81,30 @@ _ALONE = {
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if in several logs no reward differs, or no gradient came."""
     return (
-        _nothing_to_compare(evidence)
+        _times_zero(evidence)
+        or _nothing_to_compare(evidence)
         or _copies(evidence)
         or _equal_rewards(evidence)
         or _no_gradient(evidence)
     )
+
+
+def _times_zero(evidence: Evidence) -> Diagnosis | None:
+    """Return that the whole loss is multiplied by a 0 that its line spells."""
+    path = standing(evidence).gradient_path
+    if path is None or path.zeroed_at is None or "gradient_path" not in evidence.learned:
+        return None
+    return Diagnosis(
+        code="NS701",
+        title="the loss is multiplied by 0",
+        cause="every gradient is exactly 0, and is with other weights, too: nothing else of the "
+        "loss hangs on what is trained",
+        confidence="certain",
+        confirmed="without what that line makes there is nothing to train",
+        usual_cure="another factor than 0",
+        seen=sighting(evidence, "loss"),
+        trains_nothing=True,
+    ).at(path.zeroed_at)
 
 
 def _nothing_to_compare(evidence: Evidence) -> Diagnosis | None:
@@ -208,6 +228,6 @@ RULE = Rule(
     "no-learning-signal",
     "nothing in the batch tells better from worse",
     check,
-    ("gauge",),
+    ("gauge", "static"),
     yields_to=("NS704",),
 )

@@ -262,7 +262,10 @@ def _unscaled_half(facts: RunFacts) -> Reason | None:
         "scales the loss"
     )
     return Reason(
-        "likely", "float16 without a loss scale", cause, "torch.amp.GradScaler, or bfloat16"
+        "likely",
+        "float16 without a loss scale",
+        cause,
+        "scale the loss by torch.amp.GradScaler, or use bfloat16",
     )
 
 

@@ -24,7 +24,8 @@ one prefers what was rejected; a negative weight of the KL term drives the polic
 weight decay takes rate x decay of each weight: 0.01 x 50 takes half of it away in one update. That
 is measured: the part of an update that points along the weights, beside what follows the gradients,
 in four looks in a row. So is an update that a script without an optimizer makes by itself, and that
-adds 0 to every weight.
+adds 0 to every weight, or a rate of 0 that an optimizer was made with, that no schedule has, and
+that no file of the script sets: said after three updates.
 
 ## Example
 ```python
@@ -115,7 +116,7 @@ _NOT_0 = "a rate that is not 0"
 @frozen
 class Oddity:
     """One setting that is out of range: which, its value, what it does, the line that is to be
-    changed, and whether no update has moved anything by it.
+    changed, whether no update has moved anything by it, and the code of what measures it.
     """
 
     confidence: Confidence
@@ -123,6 +124,7 @@ class Oddity:
     effect: str
     source: SourceLine | None = None
     trains_nothing: bool = False
+    measured_by: str = ""
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -143,6 +145,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         where=facts.host,
         seen=_seen(evidence, facts),
         usual_cure=_NOT_0 if first.trains_nothing else "",
+        measured_by="" if others else first.measured_by,
         trains_nothing=first.trains_nothing,
     ).at(first.source)
 
@@ -218,8 +221,10 @@ def _rate(facts: RunFacts) -> Iterator[Oddity]:
         return
     rate, setting = optimizer.lr, f"learning rate {optimizer.lr:g}"
     # A loop may set its rate before each step, and a schedule may begin at 0.
-    if rate == 0.0 and not optimizer.scheduled and facts.schedule is not None:
-        yield Oddity("certain", setting, "no update moves anything", facts.optimizer_at)
+    by_now = facts.rates is None and not optimizer.scheduled and facts.schedule is not None
+    if rate == 0.0 and by_now:
+        effect = "no update moves anything"
+        yield Oddity("certain", setting, effect, facts.optimizer_at, measured_by="NS113")
     if not math.isfinite(rate):
         effect = "an update makes every weight NaN"
         yield Oddity("certain", setting, effect, facts.optimizer_at)
@@ -273,7 +278,8 @@ def _schedule(facts: RunFacts) -> Iterator[Oddity]:
     if rates is None:
         return
     if rates.num_dead == rates.num_used:
-        yield Oddity("certain", "a learning rate of 0", _never(rates), made, trains_nothing=True)
+        at = facts.optimizer_at if rates.is_given else made
+        yield Oddity("certain", "a learning rate of 0", _never(rates), at, trains_nothing=True)
     elif rates.num_dead and rates.coming <= DEAD * rates.highest:
         often = _too_often(rates)
         effect = f"{_of_all(rates)} have a rate of 0, and so has every later one{often}"
@@ -315,6 +321,8 @@ def _warm_up(facts: RunFacts) -> Iterator[Oddity]:
 
 def _never(rates: RateFacts) -> str:
     """Return why no update of a training moves anything."""
+    if rates.is_given:
+        return "the optimizer was made with it, and nothing sets another: no update moves anything"
     if rates.coming == 0.0:
         return "its schedule gives 0 for good: no update moves anything"
     if rates.num_schedule_steps == 0 and not rates.planned:
@@ -344,7 +352,7 @@ def _window(facts: RunFacts) -> Iterator[Oddity]:
         size = facts.clip / math.sqrt(path.num_trainable)
         if eps is not None and size < eps / 100:
             effect = f"elements of about {size:.1g} vanish beside the optimizer's eps of {eps:g}"
-            yield Oddity("likely", f"clipping at {facts.clip:g}", effect)
+            yield Oddity("likely", f"clipping at {facts.clip:g}", effect, measured_by="NS307")
     epoch = facts.schedule.micros_per_epoch if facts.schedule is not None else None
     if epoch is not None and epoch < facts.num_micro:
         effect = f"an epoch ends after {epoch} of them"

@@ -24,11 +24,10 @@ zero: with alpha 0 both gradients are exactly 0 for ever. So they are where A is
 model initialised after its adapters): 0 times something, each.
 
 A part that is cut off alone is told after 8 updates without a gradient of it, where the loss is
-another one with other values of it, in a micro-batch that is run again, or where its module is only
-run under `no_grad`; what nothing hangs on (a pooler) or somebody else moves (an average) is not. So
-is an optimizer none of whose parameters ever had a gradient, up to update 8: that of a generator
-whose samples were detached. Behind `torch.round` or a sign, whose derivative is 0, gradients are
-there and hold nothing but zeros: told where they come with that operation passed by.
+another one with other values of it, or its module is only run under `no_grad`; what nothing hangs
+on (a pooler) or somebody else moves (an average) is not. So is an optimizer that never had a
+gradient (a generator of detached samples): the only one after three updates. Behind `torch.round`
+or a sign gradients are zeros: told where they come with that operation passed by.
 
 ## Example
 ```python
@@ -57,9 +56,8 @@ sum(id(p) in held for p in model.parameters() if p.requires_grad)     # 0
 All of these change training from nothing to something.
 
 ## Not to be confused with
-NS111: updates that arrive and are rounded away. NS303: gradients that are flushed to zero. NS701: a
-reward that never differs. NS802: a logged loss of 0 with gradients that are not. NS107: a quantised
-base without adapters.
+NS111: updates that are rounded away. NS303: gradients that are flushed to zero. NS701: a reward
+that never differs. NS802: a logged loss of 0. NS107: a quantised base without adapters.
 
 ## References
 - https://github.com/huggingface/transformers/issues/26221
@@ -89,9 +87,9 @@ from nanstop.records import (
 from nanstop.wording import counted, listed
 
 _FIVE, _LATE = 5, 8
-"""Looks of an optimizer that never has a gradient, and the update of the last of them."""
+"""Looks of one of several optimizers that never has a gradient, and the update of the last."""
 _THREE = 3
-"""Looks in a row, up to update 2, that show a layer which is trained around."""
+"""Looks in a row, up to update 2: of the only optimizer, and of a layer that is trained around."""
 _SIX = 6
 """Looks, up to update 16: scripts take turns with what they train."""
 _REPLACED = "the optimizer holds what the model has replaced"
@@ -192,10 +190,11 @@ def _never_reached(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if nothing that an optimizer holds ever had a gradient when it made an
     update.
     """
-    looks = repeated(evidence.accounts, _FIVE)
+    is_only = evidence.accounts[-1].is_only
+    looks = repeated(evidence.accounts, _THREE if is_only else _FIVE)
     if not looks or not all(one.num_with_gradient == 0 for one in looks):
         return None
-    if looks[-1].at.step < _LATE:
+    if has_signal(looks[-1]) or looks[-1].at.step < (0 if is_only else _LATE):
         return None
     made = looks[-1].made_at
     reason = Reason(
@@ -326,7 +325,10 @@ def _part_behind(path: GradientPath) -> Reason | None:
         "derivative is 0, they get others"
     )
     advice = "pass the gradient by: x + (torch.round(x) - x).detach()"
-    return Reason("likely", "a part lies behind a step", cause, f"{path.flat_at}  {advice}".strip())
+    is_all = len(path.behind) == path.num_tensors
+    title = "all that is trained lies behind a step" if is_all else "a part lies behind a step"
+    told = f"{path.flat_at}  {advice}".strip()
+    return Reason("likely", title, cause, told, trains_nothing=is_all)
 
 
 def _part_replaced(facts: RunFacts, path: GradientPath) -> Reason | None:
@@ -355,10 +357,8 @@ def _stuck(path: GradientPath) -> Reason | None:
 def _few_arrive(path: GradientPath) -> Reason | None:
     if path.num_reached is None or not is_mostly_unreached(path):
         return None
-    missing, tensors = (
-        path.num_tensors - path.num_reached,
-        counted(path.num_tensors, "trainable tensor"),
-    )
+    missing = path.num_tensors - path.num_reached
+    tensors = counted(path.num_tensors, "trainable tensor")
     cause = f"after one backward {missing} of {tensors} have none"
     advice = (
         "look for reentrant checkpointing of blocks whose inputs require no gradient, or a detach"

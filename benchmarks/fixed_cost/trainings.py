@@ -69,15 +69,15 @@ def build_model(shape: Shape = SMALL) -> Qwen2ForCausalLM:
 
 
 def rows(step: int, length: int = LENGTH) -> dict[str, Tensor]:
-    ids = texts(BATCH, length, torch.Generator().manual_seed(step))
+    ids = torch.randint(3, VOCAB, (BATCH, length), generator=torch.Generator().manual_seed(step))
     return {"input_ids": ids, "labels": ids}
 
 
-def texts(num_rows: int, length: int, draws: torch.Generator | None = None) -> Tensor:
+def texts(num_rows: int, length: int) -> list[list[int]]:
     """Return rows of words, each with an end: two equal words there would pass for padding."""
-    ids = torch.randint(3, VOCAB, (num_rows, length), generator=draws)
+    ids = torch.randint(3, VOCAB, (num_rows, length))
     ids[:, -1] = 1
-    return ids
+    return ids.tolist()
 
 
 # ---- loops
@@ -214,7 +214,7 @@ def trainer(
 def plain_trainer(
     model: Any, settings: Mapping[str, Any], num_rows: int, length: int = LENGTH
 ) -> Trainer:
-    ids = texts(num_rows, length).tolist()
+    ids = texts(num_rows, length)
     data = [{"input_ids": one, "labels": one} for one in ids]
     return Trainer(model=model, args=TrainingArguments(**settings), train_dataset=data)
 
@@ -223,7 +223,7 @@ def sft(model: Any, settings: Mapping[str, Any], num_rows: int) -> Trainer:
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    ids = texts(num_rows, LENGTH).tolist()
+    ids = texts(num_rows, LENGTH)
     return SFTTrainer(
         model=model,
         args=SFTConfig(bf16=False, gradient_checkpointing=False, **settings),

@@ -1,5 +1,5 @@
-"""What a trainer's loss closes over and that is not finite is named as what it is, with the line that
-made it; a healthy one is left as it is.
+"""What a trainer's loss closes over and that is not finite is named as what it is, with the line
+that made it; a healthy one is left as it is.
 """
 
 import pytest

@@ -13,7 +13,7 @@ SRC = Path(__file__).parent.parent / "src" / "nanstop"
 
 ROWS = (
     ("frozen",),
-    ("errors", "wording", "language", "ranks", "tracebacks", "own_code", "living"),
+    ("errors", "wording", "language", "ranks", "tracebacks", "own_code", "pure_code", "living"),
     ("records",),
     ("numerics", "diagnose.evidence", "store", "decide", "rewrite"),
     ("replay", "diagnose.findings", "report.text"),

@@ -1,7 +1,7 @@
-"""The trainings: a Qwen2 of one layer of 32, batch 4 x 64, under each host.
+"""The trainings: a Qwen2, by default of one layer of 32 with a batch of 4 x 64, under each host.
 
 A ``Training`` is called with the number of steps, whether it is watched, and ``after``, which is
-told of each step that is over.
+told -1 right before the first step, and then each step that is over.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,53 +39,90 @@ Training = Callable[[int, bool, After], None]
 VOCAB, BATCH, LENGTH = 64, 4, 64
 
 
-def build_model() -> Qwen2ForCausalLM:
+@dataclass(frozen=True)
+class Shape:
+    """Of a model, and how many tokens a row has."""
+
+    layers: int = 1
+    hidden: int = 32
+    heads: int = 2
+    length: int = LENGTH
+
+
+SMALL = Shape()
+
+
+def build_model(shape: Shape = SMALL) -> Qwen2ForCausalLM:
     torch.manual_seed(0)
     return Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=VOCAB,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
+            hidden_size=shape.hidden,
+            intermediate_size=2 * shape.hidden,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.heads,
             pad_token_id=0,
             eos_token_id=1,
         )
     )
 
 
-def rows(step: int) -> dict[str, Tensor]:
-    ids = torch.randint(3, VOCAB, (BATCH, LENGTH), generator=torch.Generator().manual_seed(step))
+def rows(step: int, length: int = LENGTH) -> dict[str, Tensor]:
+    ids = torch.randint(3, VOCAB, (BATCH, length), generator=torch.Generator().manual_seed(step))
     return {"input_ids": ids, "labels": ids}
+
+
+def texts(num_rows: int, length: int) -> list[list[int]]:
+    """Return rows of words, each with an end: two equal words there would pass for padding."""
+    ids = torch.randint(3, VOCAB, (num_rows, length))
+    ids[:, -1] = 1
+    return ids.tolist()
 
 
 # ---- loops
 
 
-def loop(num_steps: int, watched: bool, after: After, *, scaled: bool, num_micro: int) -> None:
+def loop(
+    num_steps: int,
+    watched: bool,
+    after: After,
+    *,
+    scaled: bool,
+    num_micro: int,
+    shape: Shape = SMALL,
+) -> None:
     """A raw loop, watched through ``watch.step`` and ``watch.update``."""
-    model = build_model()
+    model = build_model(shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     if not watched:
-        return _plain(model, optimizer, num_steps, after, scaled=scaled, num_micro=num_micro)
+        return _plain(model, optimizer, num_steps, after, scaled, num_micro, shape.length)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0) if scaled else None
     with tempfile.TemporaryDirectory() as out, nanstop.watch(model, optimizer, out=out) as watch:
+        after(-1)
         for step in range(num_steps):
             for _ in range(num_micro):
-                watch.step(lambda given: model(**given).loss, rows(step))
+                watch.step(lambda given: model(**given).loss, rows(step, shape.length))
             watch.update(clip=1.0, scaler=scaler)
             after(step)
     assert watch.incidents == ()
     return None
 
 
-def script(num_steps: int, watched: bool, after: After, *, scaled: bool, num_micro: int) -> None:
+def script(
+    num_steps: int,
+    watched: bool,
+    after: After,
+    *,
+    scaled: bool,
+    num_micro: int,
+    shape: Shape = SMALL,
+) -> None:
     """A raw loop without a call of nanstop in it, watched as `nanstop run` does."""
     with _watched_process() if watched else nullcontext():
-        model = build_model()
+        model = build_model(shape)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        _plain(model, optimizer, num_steps, after, scaled=scaled, num_micro=num_micro)
+        _plain(model, optimizer, num_steps, after, scaled, num_micro, shape.length)
 
 
 @contextmanager
@@ -100,12 +138,19 @@ def _watched_process() -> Iterator[None]:
 
 
 def _plain(
-    model: nn.Module, optimizer: Any, num_steps: int, after: After, *, scaled: bool, num_micro: int
+    model: nn.Module,
+    optimizer: Any,
+    num_steps: int,
+    after: After,
+    scaled: bool,
+    num_micro: int,
+    length: int,
 ) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0) if scaled else None
+    after(-1)
     for step in range(num_steps):
         for _ in range(num_micro):
-            loss = model(**rows(step)).loss / num_micro
+            loss = model(**rows(step, length)).loss / num_micro
             (loss if scaler is None else scaler.scale(loss)).backward()
         if scaler is not None:
             scaler.unscale_(optimizer)
@@ -126,6 +171,9 @@ class _After(TrainerCallback):
     def __init__(self, after: After) -> None:
         self.after = after
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.after(-1)
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.after(state.global_step - 1)
 
@@ -137,6 +185,7 @@ def trainer(
     *,
     build: Callable[..., Trainer],
     num_micro: int,
+    shape: Shape = SMALL,
 ) -> None:
     """A trainer that logs every tenth step."""
     with tempfile.TemporaryDirectory() as folder, quiet():
@@ -152,7 +201,7 @@ def trainer(
             "use_cpu": True,
             "seed": 0,
         }
-        built = build(build_model(), settings, BATCH * num_steps * num_micro)
+        built = build(build_model(shape), settings, BATCH * num_steps * num_micro)
         built.add_callback(_After(after))
         if not watched:
             built.train()
@@ -162,8 +211,10 @@ def trainer(
         assert watch.incidents == ()
 
 
-def plain_trainer(model: Any, settings: Mapping[str, Any], num_rows: int) -> Trainer:
-    ids = torch.randint(3, VOCAB, (num_rows, LENGTH)).tolist()
+def plain_trainer(
+    model: Any, settings: Mapping[str, Any], num_rows: int, length: int = LENGTH
+) -> Trainer:
+    ids = texts(num_rows, length)
     data = [{"input_ids": one, "labels": one} for one in ids]
     return Trainer(model=model, args=TrainingArguments(**settings), train_dataset=data)
 
@@ -172,7 +223,7 @@ def sft(model: Any, settings: Mapping[str, Any], num_rows: int) -> Trainer:
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    ids = torch.randint(3, VOCAB, (num_rows, LENGTH)).tolist()
+    ids = texts(num_rows, LENGTH)
     return SFTTrainer(
         model=model,
         args=SFTConfig(bf16=False, gradient_checkpointing=False, **settings),

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 import tiny
 from loop_scripts import findings_of
+from nanstop.detect.objective import padded_labels
 
 torch.set_num_threads(1)
 PAD, END = 0, 2
@@ -73,3 +74,10 @@ def test_labels_that_do_not_count(tmp_path, loss):
 
 def test_words_at_the_end(tmp_path):
     assert found(tmp_path, as_they_are, pad=7) is None
+
+
+def test_labels_without_padding_cost_no_run_under_the_recorder(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(padded_labels, "first_ops", lambda step: asked.append(step) or ())
+    assert found(tmp_path, ignored) is None
+    assert asked == []

@@ -72,6 +72,7 @@ from nanstop.records import (
     StepPerRate,
     TokenRows,
 )
+from nanstop.records.facts import BY_HAND
 
 RULES = {rule.code: rule for rule in CATALOGUE}
 FP16 = RunFacts(autocast="float16")
@@ -1153,6 +1154,15 @@ def test_an_optimizer_that_squares_nothing_is_told_nothing_of_squares():
     )
     update = check("NS402", evidence(UPDATE, half_head(eps=None, name="SGD", per_rate=None)))
     assert "squared" not in update.cause
+
+
+def test_an_update_that_a_script_makes_itself_is_told_nothing_of_squares():
+    unknown = check("NS102", Evidence(facts=replace(half_head(), optimizer=None)))
+    by_hand = replace(half_head(), optimizer=None, veto=BY_HAND)
+    found = check("NS102", Evidence(facts=by_hand))
+    assert "squared" in unknown.cause
+    assert found.cause == "an update below 1/4096 of a float16 weight is rounded away"
+    assert "squared" not in check("NS402", evidence(UPDATE, by_hand)).cause
 
 
 EMPTY = event(op="aten.mean.default", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(0, 4)),))  # fmt: skip

@@ -259,6 +259,7 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     """Return what the objective reads, which differences are lost and what is counted in half
     precision, from one run of all three and of ``looks``.
     """
+    from nanstop.detect.objective.backwards import Backwards, backward_rows
     from nanstop.detect.objective.groups import Groups, lone_rows
     from nanstop.detect.objective.inputs import objective_rows
     from nanstop.detect.objective.labels import Picks, misaligned_rows
@@ -274,9 +275,9 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
 
     differences, counts, picks = Cancellations(), WholeNumbersInHalf(), Picks()
     ratios, pooling, sums, pairs, masks = Ratios(), Pooling(step), RunningSums(), Pairs(), Masks()
-    groups, policy = Groups(), OnePolicy()
-    seen = (differences, counts, picks, ratios, pooling, sums, pairs, masks, groups, policy, *looks)
-    rows = objective_rows(step, 0, *seen)
+    groups, policy, backwards = Groups(), OnePolicy(), Backwards()
+    seen = (differences, counts, picks, ratios, pooling, sums, pairs, masks, groups, policy)
+    rows = objective_rows(step, 0, *seen, backwards, *looks)
     rows += misaligned_rows(step, picks) + paired_rows(step, pairs) + lone_rows(step, groups)
     rows += hidden_texts(step, picks, masks) + padded_labels(step, picks)
     coarse = {"coarse": coarse_rows(step, micros=(0,))} if counts.are_there else {}
@@ -288,6 +289,7 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
         "are_all_zero": bool(rows) and _are_zero(step.view),
         "cancelled": cancelled_rows(step, differences.found),
         "lost_sums": lost_sum_rows(step, sums),
+        "backwards": backward_rows(step, backwards),
     }
 
 

@@ -45,6 +45,7 @@ from nanstop.records.plan import (
     ScalerSettings,
 )
 from nanstop.records.probe import (
+    BackwardRow,
     CancelledRow,
     CoarseRow,
     DriftRow,
@@ -131,6 +132,7 @@ __all__ = [
     "Alternative",
     "Atom",
     "AuditEntry",
+    "BackwardRow",
     "BatchFact",
     "BatchRows",
     "Calibration",

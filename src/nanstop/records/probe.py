@@ -144,6 +144,21 @@ class RatioRow:
 
 
 @record
+class BackwardRow:
+    """An ``autograd.Function`` whose backward gives the same whatever it is given, and not what its
+    forward has.
+
+    ``num``: values of its result. ``apart``: how far the gradients that it gave are from those of
+    its forward by differences, as a share of the larger ones. ``line``: FILE:LINE of its backward.
+    """
+
+    name: str
+    num: int
+    apart: float
+    line: str = ""
+
+
+@record
 class Probe:
     """One window of a run, in its own formats and in float32, undone.
 
@@ -178,6 +193,7 @@ class Probe:
     objective: tuple[ObjectiveRow, ...] = ()
     cancelled: tuple[CancelledRow, ...] = ()
     lost_sums: tuple[LostSumRow, ...] = ()
+    backwards: tuple[BackwardRow, ...] = ()
     stale: tuple[float, float] | None = None
     """Losses with the copies of weights that autocast keeps, and with weights cast anew."""
     problems: tuple[str, ...] = ()

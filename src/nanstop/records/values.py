@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 from pathlib import PurePath
 
 from nanstop.records.record import record
@@ -125,6 +126,7 @@ class TensorStats:
         return math.log2(limit / self.absmax)
 
 
+@lru_cache(maxsize=4096)
 def op_name(op: str) -> str:
     """Return an operation without namespace and overload: ``add_`` of ``aten.add_.Tensor``."""
     parts = op.split(".")

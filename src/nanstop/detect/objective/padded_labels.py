@@ -33,13 +33,15 @@ COUNTS = 1e-3
 def padded_labels(step: Step, picks: Picks) -> tuple[ObjectiveRow, ...]:
     """Return the operation that takes the likelihood of padding in the first micro-batch.
 
-    Undone bitwise; runs the micro-batch twice where labels are padded so, and not at all elsewhere.
-    Synchronises the device.
+    Undone bitwise; runs the micro-batch three times where labels are padded so, and not at all
+    elsewhere. Synchronises the device.
     """
     pad = step.facts.text.pad if step.facts.text is not None else None
-    ops = first_ops(step) if pad is not None and picks.labels else ()
-    for pick, labels in picks.labels.items():
-        places = _padded(labels, picks, pad) if pad is not None else None
+    known = {
+        pick: _padded(one, picks, pad) for pick, one in picks.labels.items() if pad is not None
+    }
+    ops = first_ops(step) if any(places is not None for places in known.values()) else ()
+    for pick, places in known.items():
         if places is None or op_name(ops[pick].name) not in LIKELIHOODS:
             continue
         plain, without = (first_loss(step, one) for one in (SecondRun(), _Without(pick, places)))

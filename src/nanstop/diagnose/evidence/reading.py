@@ -19,6 +19,7 @@ from nanstop.records import (
     TensorStats,
     op_name,
 )
+from nanstop.records.facts import BY_HAND
 from nanstop.records.formats import SMALLEST
 from nanstop.wording import number
 
@@ -297,9 +298,12 @@ def lost_squares(facts: RunFacts, dtype: str) -> str:
 
 def squares_gradients(facts: RunFacts) -> bool:
     """Return whether the optimizer may divide by roots of squared gradients: what does has an eps
-    beside them, and of an unknown one nothing is known.
+    beside them, and of an unknown one nothing is known. An update that a script makes itself is
+    no optimizer's.
     """
-    return facts.optimizer is None or facts.optimizer.eps is not None
+    if facts.optimizer is None:
+        return facts.veto != BY_HAND
+    return facts.optimizer.eps is not None
 
 
 def has_masters(facts: RunFacts) -> bool:

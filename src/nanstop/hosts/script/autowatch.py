@@ -41,6 +41,10 @@ _open_session: OpenSession | None = None
 _loops: Any = None
 _heard_by: list[Callable[[Any], None]] = []
 _num_pauses = 0
+_first_use: Any = None
+"""What looks for the first step of a loop without an optimizer, None once it has come, or is none
+to be looked for.
+"""
 _compiles_functions = False
 _KERNELS = ("bitsandbytes", "deepspeed")
 """Compile kernels of their own operations when they are imported;
@@ -77,6 +81,7 @@ def install(open_session: OpenSession) -> None:
         table.replace(torch, "compile", _compile)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             table.replace(utils, name, partial(_clip, name), also=(utils.clip_grad,))
+        _await_first_use()
     # A module that is being imported, and imports another one meanwhile, has no class yet.
     model_class = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     if model_class is not None:
@@ -124,7 +129,9 @@ def unwatch() -> None:
 
     Without ``install`` before, do nothing.
     """
-    global _open_session, _loops  # noqa: PLW0603
+    global _open_session, _loops, _first_use  # noqa: PLW0603
+    _end_first_use()
+    _first_use = None
     table.undo()
     if _open_session is not None:
         atexit.unregister(_finish)
@@ -140,6 +147,7 @@ def unwatch() -> None:
 def paused() -> Iterator[None]:
     """Leave raw loops alone inside: another watch owns what is being trained."""
     global _num_pauses  # noqa: PLW0603
+    _end_first_use()
     _num_pauses += 1
     try:
         with _loops.state.pause() if _loops is not None else nullcontext():
@@ -160,7 +168,49 @@ def _made_optimizer(original: Any, optimizer: Any, *args: Any, **kwargs: Any) ->
     original(optimizer, *args, **kwargs)
     if _num_pauses or _open_session is None:
         return
-    _begun_loops(_open_session).made_optimizer(optimizer)
+    loops = _begun_loops(_open_session)
+    loops.state.drop_unused()
+    loops.made_optimizer(optimizer)
+
+
+def _await_first_use() -> None:
+    """Have the first step of a loop without an optimizer seen as it is made."""
+    global _first_use  # noqa: PLW0603
+    is_main = threading.current_thread() is threading.main_thread()
+    if _first_use is None and _loops is None and is_main:
+        from nanstop.hosts.loop.first_use import FirstUse
+
+        _first_use = FirstUse(_begin_by_hand)
+        table.replace(sys.modules["torch"].nn.Module, "__call__", _first_call)
+
+
+def _begin_by_hand() -> Any:
+    """Return the tape that records the script from here on, None where none does."""
+    _end_first_use()
+    if _num_pauses or _open_session is None:
+        return None
+    return _begun_loops(_open_session).state.expect_first()
+
+
+def _end_first_use() -> None:
+    """Look for no first step any more."""
+    if _first_use is not None:
+        _first_use.end()
+        if _first_use.awaits_call:
+            _first_use.awaits_call = False
+            table.restore(sys.modules["torch"].nn.Module, "__call__")
+
+
+def _first_call(_original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for ``nn.Module.__call__`` up to its first call: what trains may begin with it."""
+    import torch
+
+    _end_first_use()
+    is_ready = not (_num_pauses or torch.compiler.is_compiling())
+    trains = is_ready and torch.is_grad_enabled() and module.training
+    if _open_session is not None and trains and any(p.requires_grad for p in module.parameters()):
+        _begun_loops(_open_session)
+    return type(module).__call__(module, *args, **kwargs)
 
 
 def _load_weights(original: Any, module: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
@@ -197,6 +247,7 @@ def _backward(original: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
     """Stand in for ``Tensor.backward`` and ``torch.autograd.backward``: a script that has no
     optimizer and calls it trains by hand.
     """
+    _end_first_use()
     loops = _loops
     if loops is None:
         if _num_pauses or _open_session is None or is_library(sys._getframe(2).f_code.co_filename):
@@ -221,6 +272,7 @@ def _grad(original: Any, *args: Any, **kwargs: Any) -> Any:
 def _begun_loops(open_session: OpenSession) -> Any:
     """Return what watches raw loops, which is imported with the first that there is."""
     global _loops  # noqa: PLW0603
+    _end_first_use()
     if _loops is None:
         from nanstop.hosts.script.raw_loops import RawLoops
 
@@ -235,6 +287,7 @@ def _compile(original: Any, model: Any = None, **options: Any) -> Any:
     never does.
     """
     global _compiles_functions  # noqa: PLW0603
+    _end_first_use()
     is_function = model is not None and not isinstance(model, sys.modules["torch"].nn.Module)
     if is_function and (getattr(model, "__module__", None) or "").partition(".")[0] not in _KERNELS:
         _compiles_functions = True
@@ -268,6 +321,9 @@ def _fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
 def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     """Stand in for ``transformers.Trainer.train``: this trainer is watched while it trains."""
     own, open_session = vars(trainer), _open_session
+    _end_first_use()
+    if _loops is not None:
+        _loops.state.drop_unused()
     with paused(), ExitStack() as scope:
         if "train" in own or open_session is None:  # the script watches this trainer itself
             return original(trainer, *args, **kwargs)

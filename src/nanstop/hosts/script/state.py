@@ -235,6 +235,21 @@ class LoopState:
             if tape.start():
                 self._early = tape
 
+    def expect_first(self) -> Tape | None:
+        """Record from here on what a script without an optimizer makes; return the tape, None where
+        that may not be.
+        """
+        self.roots.begin()
+        self.expect_micro()
+        return self._early
+
+    def drop_unused(self) -> None:
+        """Let go of what was recorded of a script that has made no backward: something else than
+        itself makes its updates.
+        """
+        if self.by_hand and not self.window.micros:
+            self.drop()
+
     def begin_window(self) -> ScriptWindow:
         """Open a window where the last one is closed; return the open one."""
         if self.window.closed:

@@ -24,9 +24,10 @@ def calls_for(
     early = [call for call in calls if call.first < first_of_model]
     chosen: list[TapedCall] = []
     for call in reversed(calls):
-        # A write may reach the loss through a view of its target:
-        # none but foreign ones is left out.
-        if call.keep or call.writes or call is calls[-1] or wanted.intersection(call.results):
+        # A write may reach the loss through a view of its target: none is left out but foreign
+        # ones, and those into what a step fills, of which the parts are known.
+        writes = call.writes and (call.into is None or not wanted.isdisjoint(call.into))
+        if call.keep or writes or call is calls[-1] or wanted.intersection(call.results):
             chosen.append(call)
             wanted.update(s.index for s in call.held(Slot))
             wanted.update(left.slot for left in call.held(Left))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,10 +22,14 @@ from nanstop.hosts.tape.needed_calls import calls_for
 from nanstop.hosts.tape.numbers import Numbers
 from nanstop.hosts.tape.tape_calls import (
     HISTORY,
+    MAX_HELD_BYTES,
     Constant,
     Cuts,
+    HeldData,
+    Lent,
     Slot,
     TapedCall,
+    forget_written,
     keep_values,
     root_of,
 )
@@ -51,11 +55,6 @@ MAX_CALLS = 4096
 """Length at which a tape is given up:
 a loop that never calls ``backward`` must not fill the memory.
 """
-_MAX_HELD_BYTES, _MAX_ALL_BYTES = 2**20, 2**24
-"""Larger tensors from outside are not held for what the script makes of them: logits of another
-model, say; nor more than this in all.
-"""
-
 TapedOperand = tuple[Tensor, int, Slot | None]
 """A tensor among a call's arguments, its version before the call, its slot if it has one."""
 
@@ -86,8 +85,7 @@ class Tape(OwnMode):
         self.left = LeftBehind()
         self.unrepeated = Unrepeated()
         self.num_ops = self.num_outer = self.num_passed = 0
-        self.takes_outer = True
-        self.lingers = False
+        self.takes_outer, self.lingers = True, False
         self.looked_at: tuple[Slot | None, Tensor] | None = None
         self.losses, self.asked = list[int](), list[int]()
         self.cuts: Cuts | None = None
@@ -98,8 +96,7 @@ class Tape(OwnMode):
         self._count = 0
         self._first_of_model: int | None = None
         self._numbers = Numbers()
-        self._num_held_bytes = 0
-        self._held: set[int] = set()
+        self._held, self._lent = HeldData(), Lent()
         self._given: set[int] = set()
         self.is_on = False
 
@@ -109,7 +106,7 @@ class Tape(OwnMode):
             self.num_passed += 1
             return func(*args, **kwargs)
         if is_in_place(getattr(func, "__name__", "")):
-            self._writes(args)
+            self._writes(args, kwargs)
         is_early = self._first_of_model is None
         if is_early and func in NUMBERS:
             return self._read(func, args, kwargs)
@@ -135,7 +132,9 @@ class Tape(OwnMode):
             raise
         self._after(call, operands, result)
         if func in LOOKS and not call.outer:
-            self._looked(operands[0])
+            with by_torch_alone():
+                if operands[0][0].dim() == 0:
+                    self.looked_at = operands[0][2], operands[0][0].detach()
             slot = operands[0][2]
             self._numbers.read(result, slot and slot.index, call.line)
         useless = not (call.count or call.writes or call.foreign)
@@ -165,16 +164,29 @@ class Tape(OwnMode):
         if id(root_of(written)) in self._given:
             keep_values(self.calls, written)
 
-    def _writes(self, args: Any) -> None:
+    def _writes(self, args: Any, kwargs: Any) -> None:
         with by_torch_alone():
             for tensor in tensors(args[:1]):
-                if tensor.nbytes <= _MAX_HELD_BYTES and not tensor.requires_grad:
+                if tensor.nbytes <= MAX_HELD_BYTES and not tensor.requires_grad:
                     (self.on_write or self.keep)(tensor)
+                    self._lend(tensor, tensors((args[1:], kwargs)))
+
+    def _lend(self, written: Tensor, given: Iterable[Tensor]) -> None:
+        """Have calls write to a copy of a tensor from outside what comes from the model."""
+        root = root_of(written)
+        is_filled = not self._is_of_model(root) and any(map(self._is_of_model, given))
+        if not (is_filled and self._held.takes([root], again=True)):
+            return
+        state, grad = autocast_state(self.device), torch.is_grad_enabled()
+        for tensor, function, args in self._lent.calls(root, written, self._slots):
+            one = TapedCall(function, args, {}, state, grad, None, None, self._count, count=1)
+            self.calls.append(one)
+            self._slots[id(tensor)] = weakref.ref(tensor), Slot(self._count)
+            self._lent.note(tensor, self._count)
+            self._count += 1
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return a number that the script reads before the first model call, and tell of one that
-        is not finite.
-        """
+        """Return a number that is read before a model call, and tell of one that is not finite."""
         number = func(*args, **kwargs)
         if isinstance(number, float) and not math.isfinite(number):
             self.on_number(number)
@@ -247,11 +259,6 @@ class Tape(OwnMode):
         except Exception as error:
             self._give_up(error)
 
-    def _looked(self, operand: TapedOperand) -> None:
-        with by_torch_alone():
-            if operand[0].dim() == 0:
-                self.looked_at = operand[2], operand[0].detach()
-
     def _give_up(self, error: Exception) -> None:
         self.problem = f"a call cannot be recorded ({type(error).__name__}: {error})"
 
@@ -265,6 +272,10 @@ class Tape(OwnMode):
         known = self._slots.get(id(tensor))
         return known[1].index if known is not None and known[0]() is tensor else None
 
+    def _is_of_model(self, tensor: Tensor) -> bool:
+        known = self._slots.get(id(tensor))
+        return known is not None and not known[1].outer and known[0]() is tensor
+
     def _may_hold(self, function: Any, operands: list[TapedOperand]) -> bool:
         """Return whether an op on tensors from outside can be repeated, and holds nothing large
         but parameters.
@@ -272,13 +283,8 @@ class Tape(OwnMode):
         if not operands or function in NOT_REPEATED or len(self.calls) >= MAX_CALLS // 2:
             return False
         outside = [tensor for tensor, _, slot in operands if slot is None]
-        data = {id(root_of(t)): t.nbytes for t in outside if not t.requires_grad}
-        size = sum(nbytes for key, nbytes in data.items() if key not in self._held)
-        is_large = max(data.values(), default=0) > _MAX_HELD_BYTES
-        if is_large or self._num_held_bytes + size > _MAX_ALL_BYTES:
+        if not self._held.takes(outside):
             return False
-        self._num_held_bytes += size
-        self._held.update(data)
         return self.cuts is not None or all(tensor.is_leaf for tensor in outside)
 
     def _begin(
@@ -304,11 +310,13 @@ class Tape(OwnMode):
                 continue
             if slot is not None:
                 call.writes += (slot.index,)
+                call.into = self._lent.slots(tensor)
             elif not call.keep and call.rng is None:
                 call.foreign = "the loss changes in place a tensor from outside the iteration"
         for tensor in (result,) if isinstance(result, Tensor) else tensors(result):
             if not (call.foreign and tensor.is_leaf and tensor.requires_grad):  # an updated weight
                 self._slots[id(tensor)] = weakref.ref(tensor), Slot(self._count, call.outer)
+                self._lent.note(tensor, self._count)
             self._count += 1
         if self.unrepeated.made and any(one.unrepeated for one in call.held(Constant)):
             self.unrepeated.note(result)
@@ -323,15 +331,7 @@ class Tape(OwnMode):
         written = [tensor for tensor, before, _ in operands if version(tensor) != before]
         if any(tensor.grad_fn is not None for tensor in written):
             return False
-        for tensor in written:
-            self._slots.pop(id(tensor), None)
-        if written and self._first_of_model is not None:
-            # What was made of the old values is taken as it is, too.
-            made = {key: known for key, known in self._slots.items() if known[1].outer}
-            for key, (reference, _) in made.items():
-                tensor = reference()
-                if tensor is None or tensor.grad_fn is None:
-                    del self._slots[key]
+        forget_written(self._slots, written, made_too=self._first_of_model is not None)
         return bool(written) or any(result is tensor for tensor, _, _ in operands)
 
     def _note(self, value: Any, operands: list[TapedOperand]) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from types import CodeType
@@ -28,6 +28,10 @@ from nanstop.tracebacks import passes_through, relay
 __tracebackhide__ = passes_through
 
 T = TypeVar("T")
+MAX_HELD_BYTES, _MAX_ALL_BYTES = 2**20, 2**24
+"""Larger tensors from outside are not held for what the script makes of them: logits of another
+model, say; nor more than this in all.
+"""
 
 
 @frozen
@@ -147,7 +151,8 @@ class TapedCall:
     ``foreign``: what it changed that cannot be put back. ``keep``: needed whatever uses its results
     (``backward``). ``outer``: no result of a model is among its operands, nor anything made of one.
     ``scalar``: its result is one number. ``instruction``: of the line's code, that made it.
-    ``hooks``: of the script's own on what autograd saves.
+    ``hooks``: of the script's own on what autograd saves. ``into``: of a call that writes into a
+    copy of what is not the step's own, all slots that hold it or a part of it (see ``Lent``).
     """
 
     function: Callable[..., Any]
@@ -166,6 +171,7 @@ class TapedCall:
     scalar: bool = False
     instruction: int = -1
     hooks: SavedHooks | None = None
+    into: Collection[int] | None = None
 
     @property
     def results(self) -> range:
@@ -233,6 +239,80 @@ def left_in(module: nn.Module, name: str, place: int | None) -> Any:
 def root_of(tensor: Tensor) -> Tensor:
     """Return the tensor that another one is a view of, or itself."""
     return tensor if tensor._base is None else tensor._base
+
+
+class HeldData:
+    """How much of what is not the step's own a tape holds."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+        self._known: set[int] = set()
+
+    def takes(self, outside: Iterable[Tensor], *, again: bool = False) -> bool:
+        """Return whether there is room for tensors from outside, and count them as held then; what
+        is known needs none, unless it is ``again`` a copy.
+        """
+        data = {id(root_of(t)): t.nbytes for t in outside if not t.requires_grad}
+        size = sum(nbytes for key, nbytes in data.items() if again or key not in self._known)
+        is_large = max(data.values(), default=0) > MAX_HELD_BYTES
+        if is_large or self._num_bytes + size > _MAX_ALL_BYTES:
+            return False
+        self._num_bytes += size
+        self._known.update(data)
+        return True
+
+
+class Lent:
+    """Tensors from outside that a step writes results of its model into (a target that it fills),
+    and the slots that hold their copies and parts of those.
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[int, tuple[weakref.ref[Tensor], set[int]]] = {}
+
+    def calls(
+        self, root: Tensor, written: Tensor, known: Mapping[int, tuple[weakref.ref[Tensor], Slot]]
+    ) -> Iterator[tuple[Tensor, Callable[..., Any], tuple[Any, ...]]]:
+        """Yield the calls that copy ``root`` as it is now and take the parts of it that are known,
+        and that which is ``written``: for which tensor, with what. The caller notes each.
+        """
+        if not root.is_contiguous() or root.grad_fn is not None or root.requires_grad:
+            return
+        parts = [reference() for reference, _ in known.values()]
+        parts = [one for one in (written, *parts) if one is not None and one._base is root]
+        self._slots[id(root)] = weakref.ref(root), set()
+        copy = root.detach().clone()
+        yield root, torch.clone, (Constant(copy, version(copy)),)
+        whole = Slot(max(self._slots[id(root)][1]))
+        for part in {id(one): one for one in parts}.values():
+            begin = part.storage_offset() - root.storage_offset()
+            yield part, torch.as_strided, (whole, tuple(part.shape), part.stride(), begin)
+
+    def slots(self, tensor: Tensor) -> Collection[int] | None:
+        """Return the slots of what a tensor is a part of, None where it is not lent."""
+        known = self._slots.get(id(root_of(tensor)))
+        return known[1] if known is not None and known[0]() is root_of(tensor) else None
+
+    def note(self, tensor: Tensor, slot: int) -> None:
+        """Note that a slot holds what may be a part."""
+        if self._slots and isinstance(found := self.slots(tensor), set):
+            found.add(slot)
+
+
+Slots = dict[int, tuple[weakref.ref[Tensor], Slot]]
+
+
+def forget_written(slots: Slots, written: Sequence[Tensor], *, made_too: bool) -> None:
+    """Have tensors that were written to be taken as they are later, and ``made_too`` what was made
+    of the old values.
+    """
+    for tensor in written:
+        slots.pop(id(tensor), None)
+    made = {key: known for key, known in slots.items() if known[1].outer}
+    for key, (reference, _) in made.items() if written and made_too else ():
+        tensor = reference()
+        if tensor is None or tensor.grad_fn is None:
+            del slots[key]
 
 
 def keep_values(calls: Iterable[TapedCall], written: Tensor) -> None:

@@ -26,6 +26,7 @@ from nanstop.hosts.tape.tensors import SavedHooks, total
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.followed import Line
 from nanstop.own_code import is_of_library
+from nanstop.pure_code import leaves_nothing
 from nanstop.replay.rng import RngState
 from nanstop.replay.step import Batch, Measure
 from nanstop.tracebacks import passes_through
@@ -190,10 +191,8 @@ class TapedMicro:
     def calls_script(self) -> bool:
         kinds = (call.args[0] for call in self.tape.calls if call.args)
         functions = (kind for kind in kinds if isinstance(kind, type))
-        return any(
-            issubclass(kind, torch.autograd.Function) and not is_of_library(kind.forward)
-            for kind in functions
-        )
+        own = (kind for kind in functions if issubclass(kind, torch.autograd.Function))
+        return any(not _is_quiet(kind) for kind in own)
 
     @property
     def batch(self) -> Batch:
@@ -277,6 +276,14 @@ class TapedMicro:
         if batch is None:
             return {}
         return {id(c.tensor): batch[name] for name, c in self._inputs() if name in batch}
+
+
+def _is_quiet(kind: type[torch.autograd.Function]) -> bool:
+    """Return whether a function may be called once more and no script notices."""
+    made: list[Any] = [kind.forward, kind.backward]
+    if kind.setup_context is not torch.autograd.Function.setup_context:
+        made.append(kind.setup_context)
+    return all(is_of_library(one) or leaves_nothing(one, "torch") for one in made)
 
 
 @contextmanager

@@ -12,6 +12,10 @@ scored 0 with a logsumexp below -88.7 gives exp(88.8) = Inf, because float32 end
 times a masked 0 it is NaN. Other kernels fail for a sequence of length 1, an empty sequence, or a
 head dimension of 256. None of that is in the model.
 
+A fused loss makes its gradient in its forward, as if its result were the loss itself. What stands
+behind it, a mask or a weight for each token, is then lost: the loss is right to the last digit, and
+its gradient that of another one.
+
 ## Example
 cuDNN attention backward with an explicit mask and a sequence length of 64 modulo 128 (torch 2.11 to
 2.13 on H100): the loss is finite, the gradient of the queries is NaN, and with it that of all that
@@ -22,6 +26,8 @@ comes before them; `sdpa_kernel(SDPBackend.MATH)` is finite.
    Cost: none to 20 % of step time.
 2. Run the module in float32, which selects another kernel. Cost: that module's time doubles.
 3. Switch compilation off for the module, or update the library. Cost: speed; an update.
+4. A backward that does not use what it is given: multiply by it, for each value of the result, or
+   let torch differentiate the plain operations. Cost: memory for the gradient of each value.
 
 ## Fix safety
 Another kernel and float32 are safe: the same mathematics.
@@ -40,14 +46,16 @@ so the un-instrumented replay counts.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import Candidates, islands, kernels
-from nanstop.diagnose.evidence.reading import MODEST, foreign_kernel, standing
+from nanstop.diagnose.evidence.reading import MODEST, foreign_kernel, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, op_name
-from nanstop.wording import number
+from nanstop.wording import counted, number
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the defect if reference mathematics is finite, or is to be expected so."""
+    if evidence.probe is not None:
+        return _deaf(evidence)
     found, replay, facts = evidence.localization, evidence.replay, standing(evidence)
     event = found.first_bad if found is not None and found.origin == "born_here" else None
     if event is not None and event.reference == "finite":
@@ -86,6 +94,26 @@ def check(evidence: Evidence) -> Diagnosis | None:
     return None
 
 
+def _deaf(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding of a backward that gives the same whatever it is given."""
+    row = next(iter(evidence.probe.backwards if evidence.probe is not None else ()), None)
+    if row is None:
+        return None
+    return Diagnosis(
+        code="NS602",
+        title=f"the backward of `{row.name}` ignores what it is given",
+        cause=f"whatever weighs its {counted(row.num, 'value')}, the gradients are the same",
+        confidence="certain",
+        confirmed=f"differences of its forward are another gradient, {100 * row.apart:.0f} % away",
+        lines=(
+            *((row.line,) if row.line else ()),
+            "multiply by the gradient that backward is given, value by value",
+        ),
+        where="loss",
+        seen=sighting(evidence, "backward", op=row.name),
+    )
+
+
 def _remedies(evidence: Evidence, event: OpEvent) -> Candidates:
     facts = standing(evidence)
     return (*kernels(facts), *islands(event, facts))
@@ -96,6 +124,6 @@ RULE = Rule(
     "kernel-defect",
     "kernel wrong where plain operations are right",
     check,
-    ("incident",),
+    ("incident", "gauge"),
     beside=("NS108",),
 )

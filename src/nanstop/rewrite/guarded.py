@@ -26,6 +26,7 @@ _NUMBERS = frozenset({"float", "max", "min"})
 _NUMBER_METHODS = frozenset({"item"})
 _HARMLESS = {"log": "1", "log2": "1", "log10": "1", "sqrt": "1", "rsqrt": "1", "pow": "1"}
 _HARMLESS |= {"acos": "0", "asin": "0", "atanh": "0", "exp": "0", "log1p": "0", "reciprocal": "1"}
+_HARMLESS |= {"acosh": "2"}
 """What a function is given where its result is not chosen."""
 
 
@@ -275,6 +276,12 @@ def _held_eps(draft: Draft, found: Operation) -> str | None:
     return f"{text[:-1].rstrip().rstrip(',')}, eps=1e-4)"
 
 
+def _above_one(draft: Draft, found: Operation) -> str:
+    edge = _SPACING.get(draft.dtype, "1.2e-7")
+    operand = draft.source.operand(found.operand)
+    return _with_operand(draft, found, 0, f"{operand}.clamp(min=1 + {edge})")
+
+
 def _mean(draft: Draft, found: Operation) -> str | None:
     """Return the sum over a count of at least 1."""
     if set(found.keywords) - {"dim", "keepdim"} or len(found.args) > 2:
@@ -361,6 +368,7 @@ _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "sqrt": _clamped,
     "rsqrt": _inverse,
     "pow": _root,
+    "acosh": _above_one,
     "acos": _edged,
     "asin": _edged,
     "atanh": _edged,

@@ -22,6 +22,7 @@ _SAME: Mapping[str, str] = {
     "multiply": "mul",
     "subtract": "sub",
     "expit": "sigmoid",
+    "arccosh": "acosh",
     "arccos": "acos",
     "arcsin": "asin",
     "arctanh": "atanh",
@@ -39,6 +40,7 @@ _MODULES: Mapping[str, str] = {
 METHODS = frozenset(
     {"softmax", "sigmoid", "log_softmax", "log", "log2", "log10", "log1p", "exp", "expm1", "sum"}
     | {"prod", "mean", "std", "norm", "sqrt", "rsqrt", "pow", "acos", "asin", "atanh", "div"}
+    | {"acosh"}
     | {"arccos", "arcsin", "arctanh", "mul", "add", "sub", "neg", "true_divide", "multiply"}
     | {"masked_fill", "square", "where", "reciprocal", "gather", "logsumexp", "divide"}
 )

@@ -33,6 +33,7 @@ BROKEN = {
     "x log y": (lambda x: torch.xlogy(torch.tensor(2.0), x).sum(1), ROWS),
     "x log x": (lambda x: x * x.log(), ROWS),
     "arc cosine": (lambda x: torch.acos(x / 4.0), ROWS),
+    "hyperbolic arc cosine": (lambda x: torch.acosh(x), ROWS),
     "arc tangent": (lambda x: (x / 4.0).atanh(), ROWS),
     "softmax": (lambda x: torch.softmax(x, -1), SCORES),
     "log softmax": (lambda x: F.log_softmax(x, -1).masked_fill(x == -torch.inf, 0.0), SCORES),

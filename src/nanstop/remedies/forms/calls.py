@@ -17,6 +17,7 @@ from nanstop.own_code import is_wrapper
 _SAME = {"divide": "div", "truediv": "div", "true_divide": "div", "subtract": "sub"}
 _SAME |= {"multiply": "mul", "clip": "clamp", "arccos": "acos", "arcsin": "asin"}
 _SAME |= {
+    "arccosh": "acosh",
     "arctanh": "atanh",
     "negative": "neg",
     "special_expit": "sigmoid",

@@ -115,15 +115,17 @@ def _log_of_more(call: Call) -> Tensor | None:
     return _replaced(call, read == -1, 0.0, value)
 
 
-def _within(low: float, high: float) -> Callable[[Call], Tensor | None]:
-    """Return what gives an inverse function no slope from its edges on, where it is vertical."""
+def _within(low: float, high: float, harmless: float) -> Callable[[Call], Tensor | None]:
+    """Return what gives an inverse function no slope from its edges on, where it is vertical.
+    ``harmless``: a number between them.
+    """
 
     def guard(call: Call) -> Tensor | None:
         read = call.read
         if read is None or not read.is_floating_point():
             return None
         outside = (read <= low) | (read >= high)
-        inner = torch.where(outside, torch.zeros_like(read), read)
+        inner = torch.where(outside, torch.full_like(read, harmless), read)
         result = call.of_another(inner)
         ends, eps = read.detach().clamp(low, high), torch.finfo(read.dtype).eps
         at_edge = call.of_another(ends)
@@ -236,7 +238,8 @@ _GUARDS: Mapping[str, Callable[[Call], Tensor | None]] = {
     **dict.fromkeys(("log", "log2", "log10"), _logarithm),
     "log1p": _log_of_more,
     "xlogy": _times_logarithm,
-    **dict.fromkeys(("acos", "asin", "atanh"), _within(-1.0, 1.0)),
+    **dict.fromkeys(("acos", "asin", "atanh"), _within(-1.0, 1.0, 0.0)),
+    "acosh": _within(1.0, math.inf, 2.0),
     "softmax": _softmax,
     "log_softmax": _softmax,
     "scaled_dot_product_attention": _attention,

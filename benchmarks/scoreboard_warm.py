@@ -68,13 +68,14 @@ def main() -> int:
         while waiting and len(running) < plan["at_once"]:
             job = waiting.pop()
             now = time.monotonic()
-            running[_fork(job)] = Running(job, now, now + job["timeout"])
+            running[fork(job)] = Running(job, now, now + job["timeout"])
         _reap(running)
         time.sleep(0.02)
     return 0
 
 
-def _fork(job: dict[str, Any]) -> int:
+def fork(job: Mapping[str, Any]) -> int:
+    """Begin a job in a child and a process group of its own; return its number."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()

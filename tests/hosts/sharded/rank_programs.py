@@ -11,6 +11,7 @@ import json
 import math
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ WITH_BAD_DATA = (
     "unclipped",
     "hybrid",
     "wrapped",
+    "late",
 )
 RANKS = WORLD if WORLD > 1 else int(os.environ.get("ALIKE", "2"))
 
@@ -255,7 +257,8 @@ def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
     for step in range(num_steps):
         if kernel is not None and step == 3:
             kernel.left = 1 if fault == "once" else math.inf
-        if fault == "early" and step == 3 and RANK == 1:
+        at = (RANK, step)
+        if fault == "early" and at == (1, 3):
             break
         ours = range(step * RANKS * accumulate, (step + 1) * RANKS * accumulate)
         mine = ours[RANK::RANKS] if WORLD > 1 else ours
@@ -267,15 +270,16 @@ def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
                     loss = (model(x[part]) - y[part]).square().mean() / len(mine)
                 (scaler.scale(loss) if scaler is not None else loss).backward()
             losses.append(loss.item())
+        time.sleep(float(os.environ["LATE_SECONDS"]) if fault == "late" and at == (1, 3) else 0)
         with disturbance.during(step):
             if scaler is not None:
                 scaler.unscale_(optimizer)
-            if fault not in ("unclipped", "one_row"):
+            if fault not in ("unclipped", "one_row", "late", "own_skip"):
                 nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         if scaler is not None:
             scaler.step(optimizer)
             scaler.update()
-        else:
+        elif fault != "own_skip" or at != (1, 3):
             optimizer.step()
     sys.setprofile(None)
     tell(net, losses, disturbance.num_calls)

@@ -186,6 +186,27 @@ def test_a_rank_that_dies_in_a_trial(tmp_path):
     assert "Connection closed by peer" in told
 
 
+LATE = {"NANSTOP_RANKS_SECONDS": "1", "LATE_SECONDS": "5"}
+
+
+def test_ranks_that_come_apart_each_leave_out_what_is_bad_for_all(tmp_path):
+    results, told = together(tmp_path / "ranks", "loop", "late", **LATE, **ALLOWED)
+    assert "failures are observed only: rank 1 did not answer within 1 s" in told
+    assert results[0]["digest"] == results[1]["digest"]
+    left_out, _ = together(tmp_path / "skip", "loop", "unclipped", NANSTOP_ON_FAILURE="skip")
+    assert results == left_out
+    rows, _ = incidents(tmp_path / "ranks")
+    assert {row["action"] for row in rows} == {"skip"}
+
+
+@pytest.mark.slow
+def test_ranks_that_come_apart_only_observe_where_that_is_the_policy(tmp_path):
+    results, _ = together(tmp_path / "ranks", "loop", "late", NANSTOP_ON_FAILURE="observe", **LATE)
+    assert "nan" in results[0]["losses"]
+    rows, _ = incidents(tmp_path / "ranks")
+    assert {row["action"] for row in rows} == {"observe"}
+
+
 @pytest.mark.slow
 def test_a_rank_that_ends_early(tmp_path):
     together(tmp_path / "ranks", "loop", "early", codes=(1, 0))

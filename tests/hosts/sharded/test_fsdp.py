@@ -130,6 +130,22 @@ def test_weights_that_an_update_has_broken_stop_every_rank(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_rank_that_leaves_an_update_out_by_itself_is_not_waited_for_for_long(tmp_path):
+    """Nothing of nanstop takes part in the script's own exchanges, which would be out of step."""
+    plain, _ = together(tmp_path / "plain", "sharded", "own_skip", watched=False)
+    few = {"NANSTOP_RANKS_SECONDS": "1"}
+    watched, told = together(tmp_path / "watched", "sharded", "own_skip", seconds=60, **few)
+    assert watched == plain, told
+
+
+@pytest.mark.slow
+def test_parts_of_ranks_that_have_come_apart_stay_finite(tmp_path):
+    late = {"NANSTOP_RANKS_SECONDS": "1", "LATE_SECONDS": "5"}
+    _, told = together(tmp_path / "ranks", "sharded", "late", codes=(3, 3), **late)
+    assert "this update would ruin the weights of all of them" in told
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["gathers", "centred"])
 def test_collectives_of_the_script_inside_a_loss(tmp_path, fault):
     results, _ = together(tmp_path / "ranks", "sharded", fault, **ALLOWED)

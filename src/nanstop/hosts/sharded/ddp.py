@@ -12,9 +12,11 @@ from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from nanstop.decide.agreement import Ranks
+from nanstop.decide.apart import ByItself
 from nanstop.errors import NanstopError
 from nanstop.hosts.sharded.copies import has_hook
 from nanstop.hosts.sharded.drift import Drift
+from nanstop.hosts.sharded.terms import Terms
 from nanstop.numerics.tensors import nonfinite
 from nanstop.ranks import patience_seconds
 from nanstop.records import ReplicaFacts, SourceLine
@@ -24,15 +26,22 @@ from nanstop.replay.conditions import unrecorded
 class DdpReplicas:
     """See ``Replicas``. ``wrapped``: the model as the script calls it."""
 
-    def __init__(self, wrapped: DistributedDataParallel, ranks: Ranks, drift: Drift) -> None:
+    def __init__(
+        self, wrapped: DistributedDataParallel, ranks: Ranks, drift: Drift, terms: Terms
+    ) -> None:
         self.ranks = ranks
         self._wrapped = wrapped
         self._drift = drift
+        self._terms = terms
 
     is_whole, goes_back = False, True
 
     def failed(self, *, mine: bool) -> bool:
         return mine and bool(nonfinite({name: p.grad for name, p in self._shared()}))
+
+    def by_itself(self, *, asked: bool) -> ByItself:
+        # What was exchanged is the same on every rank.
+        return "skip" if asked and self._terms.are_alike else ""
 
     def anywhere(self, *, mine: bool) -> bool:
         return mine
@@ -81,7 +90,8 @@ class DdpReplicas:
             gradient = parameter.grad.mul_(1.0 / self.ranks.size)
             self._done(distributed.all_reduce(gradient, group=self._group, async_op=True))
 
-    def compare(self, step: int) -> ReplicaFacts | None:
+    def compare(self, step: int, terms: str | None) -> ReplicaFacts | None:
+        self._terms.compare(terms)
         with torch.no_grad(), unrecorded():
             return self._drift.compare(self._wrapped, step)
 

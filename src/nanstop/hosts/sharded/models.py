@@ -18,6 +18,7 @@ from nanstop.hosts.sharded.flags import FailureFlags
 from nanstop.hosts.sharded.fsdp import FsdpReplicas, is_shared_by_all, reduces_parts
 from nanstop.hosts.sharded.fsdp_parts import state_of
 from nanstop.hosts.sharded.store_ranks import StoreRanks, ranks_of_run
+from nanstop.hosts.sharded.terms import Terms
 from nanstop.own_code import is_class_of
 from nanstop.records import SourceLine, StepId
 from nanstop.session.watched_run import WatchedRun
@@ -37,7 +38,7 @@ class SharedModels:
         self._group: Any = None
         self._known: dict[int, Replicas] = {}
         self._drifts: WeakKeyDictionary[nn.Module, Drift] = WeakKeyDictionary()
-        self._num_drifts = 0
+        self._num_drifts = self._num_terms = 0
         self._flags: FailureFlags | None = None
 
     def of_window(
@@ -81,11 +82,16 @@ class SharedModels:
             self._ranks, self._group, self._flags = ranks_of_run(self._name), group, None
             self._drifts.clear()
         if isinstance(model, DistributedDataParallel):
-            return DdpReplicas(model, self._ranks, self._drift(model))
+            return DdpReplicas(model, self._ranks, self._drift(model), self._terms())
         self._flags = self._flags or self._ranks.flags()
         if is_engine(model):
             return EngineReplicas(model, self._ranks, self._flags)
-        return FsdpReplicas(model, self._ranks, self._flags)
+        return FsdpReplicas(model, self._ranks, self._flags, self._terms())
+
+    def _terms(self) -> Terms:
+        assert self._ranks is not None
+        self._num_terms += 1  # as of drifts
+        return Terms(self._ranks.board(f"terms/{self._num_terms}"), self._ranks.size)
 
     def _drift(self, model: nn.Module) -> Drift:
         assert self._ranks is not None
@@ -100,7 +106,8 @@ class SharedModels:
         and have the ``session`` learn how they differ.
         """
         for model in filter(reduces, called):
-            found = self.of((model,)).compare(at.step)
+            terms = session.terms if session is not None else None
+            found = self.of((model,)).compare(at.step, terms)
             if found is not None and session is not None:
                 session.learned(at=at, replicas=found)
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "hosts" / "sharded"
 from rank_programs import KINK, RANK, WORLD, Net, laid_out, tell, wrapped
 
 NUM_STEPS, SAVE_EVERY, BAD_STEP = 20, 5, 6
-GLOO_SECONDS = 30
+GLOO_SECONDS = 60
 BOTH = -2
 """Instead of a rank: calls are counted on both, none is disturbed."""
 

@@ -318,7 +318,7 @@ def sharding(fault):
 
     half = {"param_dtype": torch.float16, "reduce_dtype": torch.float32}
     options = {"mp_policy": MixedPrecisionPolicy(**half)} if fault in ("mixed", "in_half") else {}
-    return options | ({"is_hybrid": True} if fault == "hybrid" else {})
+    return options | ({"is_hybrid": True} if fault.startswith("hybrid") else {})
 
 
 def accelerated(fault, accumulate="1", *, is_sharded=False, with_engine=False):

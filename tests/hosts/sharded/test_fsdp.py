@@ -56,6 +56,15 @@ def test_a_healthy_run_is_bitwise_equal(tmp_path, what):
     assert rows == [], told
 
 
+@pytest.mark.slow
+def test_copies_of_what_lies_on_several_ranks_are_bitwise_equal(tmp_path):
+    four = {"world": 4, "codes": (0,) * 4}
+    plain, _ = together(tmp_path / "plain", "sharded", "hybrid_healthy", watched=False, **four)
+    watched, told = together(tmp_path / "watched", "sharded", "hybrid_healthy", **four)
+    assert watched == plain
+    assert incidents(tmp_path / "watched")[0] == [], told
+
+
 def test_data_of_one_rank(tmp_path):
     reference = alone(tmp_path / "alone", "loop", "data", **ALLOWED)
     results, told = together(tmp_path / "ranks", "sharded", "data", **ALLOWED)

@@ -68,6 +68,8 @@ _ALLOWED = {"data": "drop_sample", "eps": "optimizer_eps"}
 _LONG = ("gradient",)
 """Their investigations make ten million calls, which take much longer when they are counted."""
 _SETTINGS = {"NANSTOP_RANKS_SECONDS": "3"}
+_PATIENT = {"NANSTOP_RANKS_SECONDS": "30"}
+"""Where nobody is disturbed."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,8 @@ def run(plan: Plan, moment: dict[str, Any], folder: Path, *, strict: bool) -> li
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     kept = {name: text for name, text in os.environ.items() if not name.startswith("NANSTOP")}
-    known = kept | _SETTINGS | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    settings = _SETTINGS if moment["rank"] >= 0 else _PATIENT
+    known = kept | settings | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     known |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     words = ["-m", "nanstop", "run", "--out", str(folder / "out")]
     words += ["--allow", plan.allow] if plan.allow else []

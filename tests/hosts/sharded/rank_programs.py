@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 WITH_BAD_DATA = (
     "dies",
+    "dawdles",
     "views",
     "policies",
     "gathers",
@@ -101,13 +102,13 @@ def rows(fault, num):
     return x, y
 
 
-def dies_in_trial(at):
-    """Return what ends rank 1 when it meets the bad row for the ``at``-th time."""
+def in_trial(at, does):
+    """Return what ``does`` something when rank 1 meets the bad row for the ``at``-th time."""
     met = itertools.count(1)  # which nobody can put back
 
     def hook(x):
         if bool(x.isnan().any()) and next(met) == at:
-            os._exit(9)
+            does()
 
     return hook
 
@@ -221,7 +222,8 @@ class SpoiledKernel:
 
 def models(fault, *, is_sharded):
     """Return the model, and what a loop calls."""
-    hooks = {"dies": dies_in_trial(3), "gathers": gathers}
+    hooks = {"dies": in_trial(3, lambda: os._exit(9)), "gathers": gathers}
+    hooks["dawdles"] = in_trial(5, lambda: time.sleep(9))
     net = Net(hooks.get(fault, lambda x: None))
     if fault == "centred":
         net.first = nn.Sequential(Centred(), net.first)

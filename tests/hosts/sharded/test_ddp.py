@@ -200,6 +200,19 @@ def test_ranks_that_come_apart_each_leave_out_what_is_bad_for_all(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("program", ["loop", "sharded"])
+def test_ranks_that_come_apart_over_a_long_look(tmp_path, program):
+    """One still looks into the failure when the other has left."""
+    results, told = together(tmp_path / "ranks", program, "dawdles", NANSTOP_RANKS_SECONDS="1")
+    assert "failures are observed only: rank 1 did not answer within 4 s" in told
+    assert results[0]["digest"] == results[1]["digest"]
+    left_out, _ = together(tmp_path / "skip", program, "data", NANSTOP_ON_FAILURE="skip")
+    assert results == left_out
+    rows, _ = incidents(tmp_path / "ranks")
+    assert {row["action"] for row in rows} == {"skip"}
+
+
+@pytest.mark.slow
 def test_ranks_that_come_apart_only_observe_where_that_is_the_policy(tmp_path):
     results, _ = together(tmp_path / "ranks", "loop", "late", NANSTOP_ON_FAILURE="observe", **LATE)
     assert "nan" in results[0]["losses"]

@@ -40,11 +40,12 @@ class FsdpReplicas(ByFlags):
         self._terms = terms
         self._parts = FsdpParts(root)
 
-    def by_itself(self, *, asked: bool) -> ByItself:  # noqa: ARG002
+    def by_itself(self, *, asked: bool) -> ByItself:
+        if asked or not self._terms.are_alike:
+            return "skip" if self._terms.are_alike else ""  # which all know of
         # Where only some leave an update out, the optimizers of the others may wait for them.
         mine = (one.sharded_param for one in self._parts.parameters)
-        found = {str(at): one.grad for at, one in enumerate(mine)}
-        return "stop" if self._terms.are_alike and nonfinite(found) else ""
+        return "stop" if nonfinite({str(at): one.grad for at, one in enumerate(mine)}) else ""
 
     def parts(self) -> dict[str, Tensor]:
         return {}

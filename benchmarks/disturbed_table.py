@@ -50,10 +50,10 @@ def problems(runs: Iterable[dict[str, Any]]) -> list[str]:
 def is_sensible(run: dict[str, Any]) -> bool:
     """Return whether both launchers ended as such a run is to end: 0 at its end, 137 for who was
     killed, 1 for an exchange that another is missed in, 3 where nanstop has stopped the training,
-    143 for who was asked to end.
+    143 for who was asked to end, or -15 where it had nothing left to do.
     """
     codes, rank = run["codes"], run["moment"]["rank"]
-    asked = {1, 143} if run["strict"] else set()
+    asked = {1, 143, -15} if run["strict"] else set()
     stopped = 3 in codes and run["plan"]["fault"] not in ("none", "scaler")
     if run["moment"]["how"] == "kill" and run["struck"]:
         return codes[rank] in {0, 3, 137} and codes[1 - rank] in {0, 1, 3} | asked

@@ -97,8 +97,7 @@ class Failures:
         """Return what a failure comes to, on each of the ``ranks`` that have met over it: one of
         them investigates it, and gives it a name where it is new. None: see ``met``.
         """
-        broken = rewind if alarm.bad_params else None
-        meeting = Meeting.over(ranks, step, self._run.policy, broken)
+        meeting = Meeting.over(ranks, step, self._run.policy, rewind if alarm.bad_params else None)
         mine: list[Conclusion] = []
 
         def own() -> Conclusion | None:
@@ -324,7 +323,8 @@ class Failures:
             proof = known.proof
         comes_and_goes = known.replay is not None and known.replay.fidelity == "different"
         proof = proof and replace(proof, incident=known.incident.id)
-        action = self._choose(key, now, failing, proof, replays_clean=comes_and_goes)
+        lost = bool(now.by_itself and known.incident.bad_params)
+        action = self._choose(key, now, failing, proof, replays_clean=comes_and_goes, lost=lost)
         entry = AuditEntry(at=now.at, action=action, incident=known.incident.id)
         report = replace(known, count=known.count + 1, audit=(*known.audit, entry))
         return self._conclusion(report, key, now, failing)

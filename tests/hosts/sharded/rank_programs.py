@@ -235,6 +235,11 @@ def models(fault, *, is_sharded):
     return net, Wrapping(model, net) if fault == "wrapped" else model
 
 
+def come_late(at):
+    if at == (1, int(os.environ.get("LATE_AT", "-1"))):
+        time.sleep(float(os.environ["LATE_SECONDS"]))
+
+
 def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
     accumulate = int(accumulate)
     if WORLD > 1:
@@ -272,7 +277,7 @@ def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
                     loss = (model(x[part]) - y[part]).square().mean() / len(mine)
                 (scaler.scale(loss) if scaler is not None else loss).backward()
             losses.append(loss.item())
-        time.sleep(float(os.environ["LATE_SECONDS"]) if fault == "late" and at == (1, 3) else 0)
+        come_late(at)
         with disturbance.during(step):
             if scaler is not None:
                 scaler.unscale_(optimizer)

@@ -186,7 +186,7 @@ def test_a_rank_that_dies_in_a_trial(tmp_path):
     assert "Connection closed by peer" in told
 
 
-LATE = {"NANSTOP_RANKS_SECONDS": "1", "LATE_SECONDS": "5"}
+LATE = {"NANSTOP_RANKS_SECONDS": "1", "LATE_SECONDS": "5", "LATE_AT": "3"}
 
 
 def test_ranks_that_come_apart_each_leave_out_what_is_bad_for_all(tmp_path):
@@ -210,6 +210,13 @@ def test_ranks_that_come_apart_over_a_long_look(tmp_path, program):
     assert results == left_out
     rows, _ = incidents(tmp_path / "ranks")
     assert {row["action"] for row in rows} == {"skip"}
+
+
+@pytest.mark.slow
+def test_ranks_that_come_apart_before_they_know_each_other_stop_with_weights_that_broke(tmp_path):
+    given = {**LATE, "LATE_AT": "1", "NANSTOP_ALLOW": "optimizer_eps"}
+    _, told = together(tmp_path / "ranks", "loop", "eps", codes=(3, 3), **given)
+    assert "the weights themselves are not finite" in told
 
 
 @pytest.mark.slow

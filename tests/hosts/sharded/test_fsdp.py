@@ -149,7 +149,7 @@ def test_a_rank_that_leaves_an_update_out_by_itself_is_not_waited_for_for_long(t
 
 @pytest.mark.slow
 def test_parts_of_ranks_that_have_come_apart_stay_finite(tmp_path):
-    late = {"NANSTOP_RANKS_SECONDS": "1", "LATE_SECONDS": "5"}
+    late = {"NANSTOP_RANKS_SECONDS": "1", "LATE_SECONDS": "5", "LATE_AT": "3"}
     _, told = together(tmp_path / "ranks", "sharded", "late", codes=(3, 3), **late)
     assert "this update would ruin the weights of all of them" in told
 

@@ -23,9 +23,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import math
 import platform
-import random
 import signal
 import statistics
 import subprocess
@@ -41,6 +39,7 @@ from typing import Any
 
 import torch
 import transformers
+from intervals import interval
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -258,15 +257,6 @@ HOSTS: dict[str, Callable[..., Measured]] = {"Trainer": run_trainer, "raw loop":
 
 
 # ---- figures
-
-
-def interval(ratios: list[float]) -> tuple[float, float, float]:
-    """Return the geometric mean of the ratios and its 95 % bootstrap interval."""
-    logs = [math.log(ratio) for ratio in ratios]
-    draw = random.Random(0)
-    means = sorted(statistics.fmean(draw.choices(logs, k=len(logs))) for _ in range(4000))
-    low, high = means[int(0.025 * len(means))], means[int(0.975 * len(means))]
-    return math.exp(statistics.fmean(logs)), math.exp(low), math.exp(high)
 
 
 def pair_ratios(

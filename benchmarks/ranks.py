@@ -1,8 +1,8 @@
 """What watching adds to a run of many ranks: requests to their store and bytes, counted with 1, 2,
 4 and 8 real processes, what follows from the counts for up to 16,384, and how fast what 1,024 ranks
-have written is read. Writes ``docs/ranks.md``.
+have written is read. Writes its section of ``docs/ranks.md``.
 
-    python -m benchmarks.ranks [--processes 1 2 4 8]
+    python benchmarks/ranks.py [--processes 1 2 4 8]
 
 Requests are counted where nanstop makes them, on each rank; it makes no collective of its own.
 """
@@ -20,35 +20,12 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from ranks_page import write_page
+from ranks_table import NUM_STEPS, REPORTED, RESULTS
 from rich.console import Console
 from rich.table import Table
 
-RESULTS = Path(__file__).parent / "results" / "ranks.json"
-PAGE = Path(__file__).parents[1] / "docs" / "ranks.md"
 SHOWN = (1, 2, 4, 8, 64, 1024, 16384)
-NUM_STEPS = 20
-TEXT = """# What watching adds to many ranks
-
-Written by `python -m benchmarks.ranks`. A loop of {steps} steps under `DistributedDataParallel`
-(gloo, one machine), healthy or with a NaN in one rank's data, which one rank investigates and all
-redo without. Watching makes no collective of its own: ranks write into the key-value store that
-they have met in. Counted are their requests to it and the characters of keys and values;
-extrapolated rows lie on the line through the two largest runs that were counted.
-
-{table}
-
-A healthy rank asks after backwards 0, 1, 2, 4, 8 and so on whether its copy is that of the others,
-from 512 on after every 512th: the number of ranks makes no difference. In a failing step rank 0
-reads what each rank says to a question, and writes it down as one text, each answer once. Other
-ranks read that text; they wait for it at the store, without asking again and again. Host reads are
-those of one process: the norm that decides is one value a step.
-
-One failure is one folder, of the rank that has investigated it; the summary of a healthy run is
-written by rank 0, and by others only where they have something else to say. Ranks that cannot agree
-each write what they see: {num} incidents of as many ranks are read and listed, as one line, in
-{seconds:.1f} s of processor time.
-"""
-REPORTED = 1024
 
 
 @dataclass(frozen=True)
@@ -183,17 +160,6 @@ def table(rows: list[tuple[Counted, bool]]) -> Table:
     return found
 
 
-def page(rows: list[tuple[Counted, bool]], seconds: float) -> str:
-    head = "| ranks | run | rank 0 asks | another rank at most | bytes of all ranks | files |"
-    lines = [head, "|---:|---|---:|---:|---:|---:|"]
-    for one, is_counted in rows:
-        what = "with a failure" if one.fault else "healthy"
-        what += "" if is_counted else ", extrapolated"
-        numbers = " | ".join(f"{n:,}" for n in (one.first, one.others, one.sent, one.files))
-        lines.append(f"| {one.size:,} | {what} | {numbers} |")
-    return TEXT.format(steps=NUM_STEPS, table="\n".join(lines), num=REPORTED, seconds=seconds)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4, 8])
@@ -213,8 +179,9 @@ def main() -> None:
     console.print(table(rows))
     console.print(f"{REPORTED} incidents of as many ranks read and listed in {seconds:.1f} s")
     shown = [asdict(one) | {"counted": is_counted} for one, is_counted in rows]
-    RESULTS.write_text(json.dumps({"rows": shown, "read_back": seconds}, indent=1) + "\n")
-    PAGE.write_text(page(rows, seconds))
+    told = {"rows": shown, "read_back": seconds}
+    RESULTS.write_text(json.dumps(told, indent=1) + "\n")
+    write_page()
 
 
 if __name__ == "__main__":

@@ -16,14 +16,16 @@ import atexit
 import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,13 +70,24 @@ def main() -> int:
         while waiting and len(running) < plan["at_once"]:
             job = waiting.pop()
             now = time.monotonic()
-            running[_fork(job)] = Running(job, now, now + job["timeout"])
+            running[fork(job)] = Running(job, now, now + job["timeout"])
         _reap(running)
         time.sleep(0.02)
     return 0
 
 
-def _fork(job: dict[str, Any]) -> int:
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Make a folder that is gone in the end, but not with a fork, which ends as a process does."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def fork(job: Mapping[str, Any]) -> int:
+    """Begin a job in a child and a process group of its own; return its number."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()

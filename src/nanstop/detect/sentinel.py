@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,6 +85,16 @@ def norm_of_gradients(
     """Return the norm of some gradients, as ``total_norm`` does."""
     dense = [g._values() if g.is_sparse else g for g in gradients]
     return torch.nn.utils.get_total_norm(dense, norm_type, foreach=foreach)
+
+
+def norm_here(parameters: Iterable[Tensor]) -> Tensor | None:
+    """Return the norm of what this process has of gradients, None without any: of one that lies on
+    several, the norm itself would make all of them meet.
+    """
+    with torch.no_grad():
+        given: list[Any] = [p.grad for p in parameters if p.grad is not None]
+        held = [one.to_local() if hasattr(one, "to_local") else one for one in given]
+        return norm_of_gradients(held) if held else None
 
 
 def tally_gradients(gradients: Iterable[Tensor | None]) -> GradientTally:

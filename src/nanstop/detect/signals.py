@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from nanstop.decide.apart import ByItself
 from nanstop.detect.sentinel import Reading, tally_gradients
 from nanstop.frozen import frozen
 from nanstop.numerics.tensors import nonfinite
@@ -25,7 +26,7 @@ class Alarm:
     forward. ``harmless``: all that the step leaves is finite, its gradients and buffers, so that an
     infinite constant in the loss may be all there is. ``rewritten_at``: lines of the script that
     have written to the gradients since their backward, as far as they are known; None where none
-    has. ``no_redo``, ``is_past``: see ``decide``.
+    has. ``no_redo``, ``is_past``: see ``decide``; ``by_itself``: ``decide_apart``.
     """
 
     signals: tuple[Signal, ...]
@@ -37,6 +38,7 @@ class Alarm:
     rewritten_at: tuple[SourceLine, ...] | None = None
     no_redo: str = ""
     is_past: bool = False
+    by_itself: ByItself = ""
 
 
 def alarm_of_reading(step: Step, reading: Reading) -> Alarm | None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from nanstop.decide.agreement import ONE_RANK, Ranks
+from nanstop.decide.apart import ByItself
 from nanstop.numerics.modules import lies_on_several
 from nanstop.records import ReplicaFacts, SourceLine
 
@@ -33,6 +34,12 @@ class Replicas(Protocol):
         """Return whether a window is to be looked at by all ranks, which each of them calls at its
         end: every rank says the same. ``mine``: whether this one has met a failure. Synchronises
         the device where it has.
+        """
+        ...
+
+    def by_itself(self, *, asked: bool) -> ByItself:
+        """Return what each rank does about a window that fails if they do not meet over it, all of
+        them the same, or nothing. ``asked``: what ``failed`` has said. Synchronises the device.
         """
         ...
 
@@ -70,9 +77,10 @@ class Replicas(Protocol):
         """Make the gradients the mean of all ranks', as a backward does. Every rank calls it."""
         ...
 
-    def compare(self, step: int) -> ReplicaFacts | None:
+    def compare(self, step: int, terms: str | None) -> ReplicaFacts | None:
         """Return how the copies differ, where that has been found out by now, once and on the first
-        rank. Every rank calls it after each backward that has exchanged gradients.
+        rank. Every rank calls it after each backward that has exchanged gradients. ``terms``: see
+        ``Terms``.
         """
         ...
 
@@ -91,6 +99,9 @@ class OneCopy:
 
     def failed(self, *, mine: bool) -> bool:  # noqa: ARG002
         return False
+
+    def by_itself(self, *, asked: bool) -> ByItself:  # noqa: ARG002
+        return ""
 
     def anywhere(self, *, mine: bool) -> bool:
         return mine
@@ -114,7 +125,7 @@ class OneCopy:
     def average(self) -> None:
         pass
 
-    def compare(self, step: int) -> ReplicaFacts | None:  # noqa: ARG002
+    def compare(self, step: int, terms: str | None) -> ReplicaFacts | None:  # noqa: ARG002
         return None
 
     def updating(self, optimizer: Any, written_at: tuple[SourceLine, ...]) -> None:

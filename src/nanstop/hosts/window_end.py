@@ -202,7 +202,7 @@ class WindowEnds:
             self._tell(decision, "done")
             self._host.stop(decision)
         facts = self._host.facts
-        alone = facts.world_size > self._together.size
+        alone = facts.world_size > self._together.size and not told.by_itself
         return None if step is None or alone or facts.veto != "yes" else decision
 
     def way_back(self) -> Rewind | None:
@@ -325,15 +325,14 @@ class WindowEnds:
         """Return what is wrong with a window whose gradients, or parts of them, other ranks have:
         what one of them raises is raised by all. ``mine``: whether this one has met a failure.
         """
-        replicas, self._together = step.replicas, ONE_RANK
-        if not replicas.failed(mine=mine):
-            return alarm
-        try:
-            raised = replicas.ranks.gather("alarm", "raised" if alarm is not None else "")
-        except NanstopError:  # it is observed only
-            return alarm
-        self._together = replicas.ranks
-        return alarm or (arrived(step) if any(raised) else None)
+        replicas, self._together, raised = step.replicas, ONE_RANK, ()
+        asked = replicas.failed(mine=mine)
+        if asked:
+            with suppress(NanstopError):  # else each does what it can by itself
+                raised = replicas.ranks.gather("alarm", "raised" if alarm is not None else "")
+                self._together = replicas.ranks
+        found = alarm or (arrived(step) if any(raised) else None)
+        return found and replace(found, by_itself=replicas.by_itself(asked=asked))
 
     def _leaves_some(self, step: HostStep) -> bool:
         """Return whether a micro-batch is left of a window, on any of its ranks."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from nanstop.decide.agreement import Ranks
+from nanstop.decide.apart import ByItself
 from nanstop.errors import NanstopError, ShortOfMemoryError
 from nanstop.numerics.host_memory import lacks_memory
 from nanstop.numerics.room import let_go, require
@@ -46,7 +47,8 @@ class WayBack(Protocol):
 class FailurePoint:
     """Where a failure was met. ``step``: None where nothing can be run again;
     ``can_skip``: an update is at stake; ``agreed``: several ranks act on it as one; ``harmless``:
-    all that the update is made of is finite; ``no_redo``, ``is_past``: see ``decide``.
+    all that the update is made of is finite; ``no_redo``, ``is_past``: see ``decide``;
+    ``by_itself``: ``decide_apart``.
     """
 
     at: StepId
@@ -56,6 +58,7 @@ class FailurePoint:
     harmless: bool = False
     no_redo: str = ""
     is_past: bool = False
+    by_itself: ByItself = ""
 
     @property
     def optimizer(self) -> int:
@@ -73,10 +76,11 @@ class FailurePoint:
         harmless: bool = False,
         no_redo: str = "",
         is_past: bool = False,
+        by_itself: ByItself = "",
     ) -> FailurePoint:
         """Return the failure point of a step; without a step, that of the signals."""
         if step is not None:
-            return cls(step.id, step, True, agreed, harmless, no_redo, is_past)
+            return cls(step.id, step, True, agreed, harmless, no_redo, is_past, by_itself)
         at = next((one.at for one in signals if one.at is not None), StepId(run="", step=0))
         return cls(at, None, can_skip)
 

@@ -7,15 +7,16 @@ imports this with the first failure of a run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nanstop.decide import policy as policies
 from nanstop.decide.agreement import Ranks
+from nanstop.decide.apart import decide_apart
 from nanstop.decide.repeats import Repeats, left_alone, names_samples
+from nanstop.errors import NanstopError
 from nanstop.numerics.room import let_go
-from nanstop.prove.bad_samples import atoms_for
 from nanstop.prove.failing_step import (
     FailingStep,
     FailurePoint,
@@ -27,7 +28,6 @@ from nanstop.prove.failing_step import (
 from nanstop.prove.ladder import bounded
 from nanstop.records import (
     Action,
-    Atom,
     AuditEntry,
     FailureKey,
     Proof,
@@ -36,11 +36,10 @@ from nanstop.records import (
     StateRow,
 )
 from nanstop.remedies.apply import applied
-from nanstop.replay.rerun import communicates
 from nanstop.replay.step import room_made
 from nanstop.session.investigation import Investigation
 from nanstop.session.run_state import RunState, present_facts
-from nanstop.session.shared.conclusion import Conclusion
+from nanstop.session.shared.conclusion import Conclusion, redone
 from nanstop.session.shared.meeting import ALONE, Meeting
 
 if TYPE_CHECKING:
@@ -98,16 +97,24 @@ class Failures:
         """Return what a failure comes to, on each of the ``ranks`` that have met over it: one of
         them investigates it, and gives it a name where it is new. None: see ``met``.
         """
-        way_back = rewind if alarm.bad_params else None
-        meeting = Meeting.over(ranks, step, self._run.policy, way_back)
+        meeting = Meeting.over(ranks, step, self._run.policy, rewind if alarm.bad_params else None)
+        mine: list[Conclusion] = []
 
         def own() -> Conclusion | None:
             end = self.met(step, alarm, rewind=rewind, can_skip=can_skip, meeting=meeting)
-            return named(end) if end is not None else None
+            mine[:] = [named(end)] if end is not None else []
+            return mine[0] if mine else None
 
         if not meeting.agreed:
             return own()
-        return meeting.conclusion(own, lambda told: self._follow(told, step))
+        try:
+            return meeting.conclusion(own, lambda told: self._follow(told, step))
+        except NanstopError:  # the ranks came apart
+            if not mine:
+                meeting = ALONE
+                return own()
+            now = FailurePoint.of(step, (), can_skip=True, by_itself=alarm.by_itself)
+            return mine[0].instead(self._choose(mine[0].key, now, None, None))
 
     def _follow(self, end: Conclusion, step: Step | None) -> None:
         """Remember what another rank has come to, for ``step`` as this one has it."""
@@ -139,6 +146,7 @@ class Failures:
             harmless=alarm.harmless,
             no_redo=alarm.no_redo,
             is_past=alarm.is_past,
+            by_itself=alarm.by_itself,
         )
         known = self.known.explaining(alarm.bad_params, at_step=now.at.step, over=not now.can_skip)
         if known is not None:
@@ -260,7 +268,7 @@ class Failures:
         if self._run.facts.world_size > 1:
             # An update of one rank's own gradients is none that the run has made.
             rewind = None
-            if not _runs_alone(found, step):
+            if not found.runs_alone(step):
                 return None
         if found.bad_params and rewind is not None:
             broken = found.stage("rewind", lambda: breaking_update(rewind))
@@ -283,7 +291,7 @@ class Failures:
         proof, clean = found.proof or nothing, found.may_pass
         # Ranks that have agreed go back together, or not at all.
         way_back = failing is not None and failing.update
-        lost = now.agreed and bool(found.bad_params) and not way_back
+        lost = bool((now.agreed or now.by_itself) and found.bad_params and not way_back)
         lost = lost or found.remade_finite is not None  # by what is not made again
         action = self._choose(found.key, now, failing, proof, replays_clean=clean, lost=lost)
         return self._new(found, action, now, failing)
@@ -315,7 +323,8 @@ class Failures:
             proof = known.proof
         comes_and_goes = known.replay is not None and known.replay.fidelity == "different"
         proof = proof and replace(proof, incident=known.incident.id)
-        action = self._choose(key, now, failing, proof, replays_clean=comes_and_goes)
+        lost = bool(now.by_itself and known.incident.bad_params)
+        action = self._choose(key, now, failing, proof, replays_clean=comes_and_goes, lost=lost)
         entry = AuditEntry(at=now.at, action=action, incident=known.incident.id)
         report = replace(known, count=known.count + 1, audit=(*known.audit, entry))
         return self._conclusion(report, key, now, failing)
@@ -328,7 +337,7 @@ class Failures:
             key=key,
             state=self._state,
             optimizer=now.optimizer,
-            atoms=_redone(report.audit[-1].action, failing),
+            atoms=redone(report.audit[-1].action, failing),
             is_new=not report.incident.id,
         )
 
@@ -347,21 +356,29 @@ class Failures:
         lost: bool = False,
     ) -> Action:
         policy, facts = self._run.policy, self._run.facts
+        pending = failing is not None and failing.pending
+        broken = failing is not None and failing.update and not pending
+        known = {
+            "key": key,
+            "at_step": now.at.step,
+            "optimizer": now.optimizer,
+            "can_veto": facts.veto == "yes" and now.can_skip,
+            "weights_broken": lost or broken,
+            "harmless": now.harmless,
+        }
+        if now.by_itself and self._num_apart(now) > 1:
+            action, self._state = decide_apart(policy, self._state, now.by_itself, **known)
+            return action
         action, self._state = policies.decide(
             policy,
             self._state,
-            key=key,
             proof=proof,
-            at_step=now.at.step,
-            optimizer=now.optimizer,
             world_size=self._num_apart(now),
-            can_veto=facts.veto == "yes" and now.can_skip,
-            weights_broken=lost or (failing is not None and failing.update and not failing.pending),
-            update_pending=failing is not None and failing.pending,
+            update_pending=pending,
             replays_clean=replays_clean,
-            harmless=now.harmless,
             no_redo=now.no_redo,
             is_past=now.is_past,
+            **known,
         )
         if action.kind == "observe" and not now.can_skip and policy.on_failure != "observe":
             return replace(action, reason="there is no step to run again: observed only")
@@ -381,22 +398,3 @@ class Failures:
             failing.attempt(micro, under=lambda: applied(self._run.view, new)).failed
             for micro in failing.micros
         )
-
-
-def _runs_alone(found: Investigation, step: Step) -> bool:
-    """Return whether one rank can run a step again without the others; if not, why is noted."""
-    if not step.is_local:
-        return False
-    met = found.stage("alone", lambda: communicates(step))
-    if met:
-        found.failures.append(f"replay: `{met}` needs the other processes")
-    return met == ""
-
-
-def _redone(action: Action, failing: FailingStep | None) -> Mapping[int, tuple[Atom, ...]]:
-    """Return the remedies of each micro-batch of a window that is redone;
-    one that is adopted is in force by then.
-    """
-    if action.kind not in ("redo", "quarantine") or failing is None:
-        return {}
-    return {micro: atoms_for(failing, action.atoms, micro) for micro in failing.micros}

@@ -48,7 +48,8 @@ from nanstop.records import (
     TensorStats,
 )
 from nanstop.replay.batches import batch_facts, num_samples
-from nanstop.replay.rerun import rerun
+from nanstop.replay.rerun import communicates, rerun
+from nanstop.replay.step import Step
 from nanstop.rewrite.files import read
 from nanstop.rewrite.form_code import codes_of
 from nanstop.session.history import History
@@ -118,6 +119,14 @@ class Investigation:
             let_go(error)
             self.failures.append(f"{name}: {type(error).__name__}: {error}")
         return None
+
+    def runs_alone(self, step: Step) -> bool:
+        """Return whether one rank can run a step again without the others; if not, why is noted."""
+        if not step.is_local:
+            return False
+        if met := self.stage("alone", lambda: communicates(step)):
+            self.failures.append(f"replay: `{met}` needs the other processes")
+        return met == ""
 
     def look(self, failing: FailingStep) -> None:
         """Replay the failing step without instruments, then localize it.

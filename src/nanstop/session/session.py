@@ -70,7 +70,7 @@ class Session(WatchedRun):
         plan: PrecisionPlan | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.policy = policy
+        self.policy, self.terms = policy, repr(policy)
         self.store = store
         self.view = view
         self.facts = facts

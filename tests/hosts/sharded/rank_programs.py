@@ -11,6 +11,7 @@ import json
 import math
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 WITH_BAD_DATA = (
     "dies",
+    "dawdles",
     "views",
     "policies",
     "gathers",
@@ -28,6 +30,7 @@ WITH_BAD_DATA = (
     "unclipped",
     "hybrid",
     "wrapped",
+    "late",
 )
 RANKS = WORLD if WORLD > 1 else int(os.environ.get("ALIKE", "2"))
 
@@ -99,13 +102,13 @@ def rows(fault, num):
     return x, y
 
 
-def dies_in_trial(at):
-    """Return what ends rank 1 when it meets the bad row for the ``at``-th time."""
+def in_trial(at, does):
+    """Return what ``does`` something when rank 1 meets the bad row for the ``at``-th time."""
     met = itertools.count(1)  # which nobody can put back
 
     def hook(x):
         if bool(x.isnan().any()) and next(met) == at:
-            os._exit(9)
+            does()
 
     return hook
 
@@ -219,7 +222,8 @@ class SpoiledKernel:
 
 def models(fault, *, is_sharded):
     """Return the model, and what a loop calls."""
-    hooks = {"dies": dies_in_trial(3), "gathers": gathers}
+    hooks = {"dies": in_trial(3, lambda: os._exit(9)), "gathers": gathers}
+    hooks["dawdles"] = in_trial(5, lambda: time.sleep(9))
     net = Net(hooks.get(fault, lambda x: None))
     if fault == "centred":
         net.first = nn.Sequential(Centred(), net.first)
@@ -229,6 +233,11 @@ def models(fault, *, is_sharded):
     else:
         model = wrapped(net, gradient_as_bucket_view=fault == "views")
     return net, Wrapping(model, net) if fault == "wrapped" else model
+
+
+def come_late(at):
+    if at == (1, int(os.environ.get("LATE_AT", "-1"))):
+        time.sleep(float(os.environ["LATE_SECONDS"]))
 
 
 def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
@@ -255,7 +264,8 @@ def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
     for step in range(num_steps):
         if kernel is not None and step == 3:
             kernel.left = 1 if fault == "once" else math.inf
-        if fault == "early" and step == 3 and RANK == 1:
+        at = (RANK, step)
+        if fault == "early" and at == (1, 3):
             break
         ours = range(step * RANKS * accumulate, (step + 1) * RANKS * accumulate)
         mine = ours[RANK::RANKS] if WORLD > 1 else ours
@@ -267,15 +277,16 @@ def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
                     loss = (model(x[part]) - y[part]).square().mean() / len(mine)
                 (scaler.scale(loss) if scaler is not None else loss).backward()
             losses.append(loss.item())
+        come_late(at)
         with disturbance.during(step):
             if scaler is not None:
                 scaler.unscale_(optimizer)
-            if fault not in ("unclipped", "one_row"):
+            if fault not in ("unclipped", "one_row", "late", "own_skip"):
                 nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         if scaler is not None:
             scaler.step(optimizer)
             scaler.update()
-        else:
+        elif fault != "own_skip" or at != (1, 3):
             optimizer.step()
     sys.setprofile(None)
     tell(net, losses, disturbance.num_calls)
@@ -314,7 +325,7 @@ def sharding(fault):
 
     half = {"param_dtype": torch.float16, "reduce_dtype": torch.float32}
     options = {"mp_policy": MixedPrecisionPolicy(**half)} if fault in ("mixed", "in_half") else {}
-    return options | ({"is_hybrid": True} if fault == "hybrid" else {})
+    return options | ({"is_hybrid": True} if fault.startswith("hybrid") else {})
 
 
 def accelerated(fault, accumulate="1", *, is_sharded=False, with_engine=False):

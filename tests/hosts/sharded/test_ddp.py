@@ -186,6 +186,47 @@ def test_a_rank_that_dies_in_a_trial(tmp_path):
     assert "Connection closed by peer" in told
 
 
+LATE = {"NANSTOP_RANKS_SECONDS": "1", "LATE_SECONDS": "5", "LATE_AT": "3"}
+
+
+def test_ranks_that_come_apart_each_leave_out_what_is_bad_for_all(tmp_path):
+    results, told = together(tmp_path / "ranks", "loop", "late", **LATE, **ALLOWED)
+    assert "failures are observed only: rank 1 did not answer within 1 s" in told
+    assert results[0]["digest"] == results[1]["digest"]
+    left_out, _ = together(tmp_path / "skip", "loop", "unclipped", NANSTOP_ON_FAILURE="skip")
+    assert results == left_out
+    rows, _ = incidents(tmp_path / "ranks")
+    assert {row["action"] for row in rows} == {"skip"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["loop", "sharded"])
+def test_ranks_that_come_apart_over_a_long_look(tmp_path, program):
+    """One still looks into the failure when the other has left."""
+    results, told = together(tmp_path / "ranks", program, "dawdles", NANSTOP_RANKS_SECONDS="1")
+    assert "failures are observed only: rank 1 did not answer within 4 s" in told
+    assert results[0]["digest"] == results[1]["digest"]
+    left_out, _ = together(tmp_path / "skip", program, "data", NANSTOP_ON_FAILURE="skip")
+    assert results == left_out
+    rows, _ = incidents(tmp_path / "ranks")
+    assert {row["action"] for row in rows} == {"skip"}
+
+
+@pytest.mark.slow
+def test_ranks_that_come_apart_before_they_know_each_other_stop_with_weights_that_broke(tmp_path):
+    given = {**LATE, "LATE_AT": "1", "NANSTOP_ALLOW": "optimizer_eps"}
+    _, told = together(tmp_path / "ranks", "loop", "eps", codes=(3, 3), **given)
+    assert "the weights themselves are not finite" in told
+
+
+@pytest.mark.slow
+def test_ranks_that_come_apart_only_observe_where_that_is_the_policy(tmp_path):
+    results, _ = together(tmp_path / "ranks", "loop", "late", NANSTOP_ON_FAILURE="observe", **LATE)
+    assert "nan" in results[0]["losses"]
+    rows, _ = incidents(tmp_path / "ranks")
+    assert {row["action"] for row in rows} == {"observe"}
+
+
 @pytest.mark.slow
 def test_a_rank_that_ends_early(tmp_path):
     together(tmp_path / "ranks", "loop", "early", codes=(1, 0))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hosts.sharded.two_ranks import end, run
+from hosts.sharded.two_ranks import end, incidents, run
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,6 +80,23 @@ def test_statistics_of_each_rank_are_its_own(tmp_path):
 @pytest.mark.slow
 def test_ranks_with_other_numbers_of_batches(tmp_path):
     is_left_in_peace(tmp_path, "joins", "none")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "allow", "action"),
+    [("data", "drop_sample", "quarantine"), ("data", "", "skip"), ("alone", "drop_sample", "skip")],
+)
+def test_a_fault_of_ranks_with_other_numbers_of_batches(tmp_path, fault, allow, action):
+    given = {"NANSTOP_ALLOW": allow} if allow else {}
+    codes, results, told = run(tmp_path / "ranks", "joins", fault, seconds=60, **given)
+    assert codes == [0, 0], told
+    assert "observed only" not in told
+    assert results[0]["weights"] == results[1]["weights"]
+    assert "nan" not in str(results[1]["losses"][-6:])
+    rows, reports = incidents(tmp_path / "ranks")
+    assert [(row["code"], row["rank"], row["action"]) for row in rows] == [("NS501", 1, action)]
+    assert reports[0]["localization"]["key"]["module"] == "first"
 
 
 @pytest.mark.slow

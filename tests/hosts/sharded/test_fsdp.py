@@ -56,6 +56,15 @@ def test_a_healthy_run_is_bitwise_equal(tmp_path, what):
     assert rows == [], told
 
 
+@pytest.mark.slow
+def test_copies_of_what_lies_on_several_ranks_are_bitwise_equal(tmp_path):
+    four = {"world": 4, "codes": (0,) * 4}
+    plain, _ = together(tmp_path / "plain", "sharded", "hybrid_healthy", watched=False, **four)
+    watched, told = together(tmp_path / "watched", "sharded", "hybrid_healthy", **four)
+    assert watched == plain
+    assert incidents(tmp_path / "watched")[0] == [], told
+
+
 def test_data_of_one_rank(tmp_path):
     reference = alone(tmp_path / "alone", "loop", "data", **ALLOWED)
     results, told = together(tmp_path / "ranks", "sharded", "data", **ALLOWED)
@@ -127,6 +136,22 @@ def test_weights_that_an_update_has_broken_stop_every_rank(tmp_path):
     (row,), (report,) = incidents(tmp_path / "ranks")
     assert (row["code"], row["step"], row["action"]) == ("NS402", 1, "stop")
     assert report["incident"]["born_on"] == [0, 1]
+
+
+@pytest.mark.slow
+def test_a_rank_that_leaves_an_update_out_by_itself_is_not_waited_for_for_long(tmp_path):
+    """Nothing of nanstop takes part in the script's own exchanges, which would be out of step."""
+    plain, _ = together(tmp_path / "plain", "sharded", "own_skip", watched=False)
+    few = {"NANSTOP_RANKS_SECONDS": "1"}
+    watched, told = together(tmp_path / "watched", "sharded", "own_skip", seconds=60, **few)
+    assert watched == plain, told
+
+
+@pytest.mark.slow
+def test_parts_of_ranks_that_have_come_apart_stay_finite(tmp_path):
+    late = {"NANSTOP_RANKS_SECONDS": "1", "LATE_SECONDS": "5", "LATE_AT": "3"}
+    _, told = together(tmp_path / "ranks", "sharded", "late", codes=(3, 3), **late)
+    assert "this update would ruin the weights of all of them" in told
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 DRIFTING = ("drifts", "joins", "drifting_accelerated", "drifting_trainer")
-"""Programs of ``drifting_programs``; all others are of ``rank_programs``."""
+FILES = {"parallel": "parallel_programs.py"} | dict.fromkeys(DRIFTING, "drifting_programs.py")
+"""Where programs are; all others are in ``rank_programs``."""
 TRAINERS = ("trainer", "sharded_trainer", "trainer_engine", "sft", "dpo", "drifting_trainer")
 """Programs that train by a Trainer of transformers."""
 SECONDS = 300
@@ -124,8 +125,8 @@ def _rank(job, rank, port):
             if job["program"] in TRAINERS:  # as after the import that `nanstop run` waits for
                 import transformers.trainer  # noqa: F401
             start()
-        script = "drifting_programs.py" if job["program"] in DRIFTING else "rank_programs.py"
-        sys.argv = [str(HERE / script), job["program"], *job["args"]]
+        script = HERE / FILES.get(job["program"], "rank_programs.py")
+        sys.argv = [str(script), job["program"], *job["args"]]
         try:
             runpy.run_path(sys.argv[0], run_name="__main__")
             code = 0

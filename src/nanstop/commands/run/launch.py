@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Timer
@@ -73,7 +73,9 @@ def launch(
     resolved = resolve_command(command)
     _mention_ours(command)
     if switched_off():
-        return _shell_code(_run(resolved, dict(os.environ), subprocess.Popen.wait)[0])
+        with ExitStack() as listening:
+            wait = subprocess.Popen.wait
+            return _shell_code(_run(resolved, dict(os.environ), wait, listening)[0])
     folder = incident_folder(out).absolute()
     run_id = os.urandom(8).hex()
     store = Store(folder, run_id)
@@ -81,27 +83,29 @@ def launch(
         store.reset()
     began = time.monotonic()
     watched = _environment(policy, folder, run_id, series=series)
-    with supervised(store, record=record, patience=patience) as supervisor:
-        code, interrupted = _run(resolved, {**watched, **supervisor.variables}, supervisor.wait)
-        summary = _summary_so_far(store)
-        end, report = supervisor.ended(
-            code,
-            interrupted=interrupted,
-            failed=bool(summary.incidents),
-            stopped=policy.on_stop == "end" and summary.ended == "stopped",
-        )
-    if code == 0 and summary == Summary() and store.problem is None and not policy.quiet:
-        sys.stderr.write(translated(_NOTHING_SEEN))
-    if report is not None:
-        _announce(folder, report)
-        summary = replace(summary, incidents=(*summary.incidents, summary_row(report)))
-    shown = STOPPED if end.kind == "stopped" else _shell_code(code)
-    summary = _close(store, summary, end, shown, time.monotonic() - began)
-    if report is not None:
-        _write_page(folder)
-    if as_json:
-        sys.stdout.write(f"{to_json(summary)}\n")
-    return shown
+    with ExitStack() as listening:  # until all is written: a launcher ends all ranks with the first
+        with supervised(store, record=record, patience=patience) as supervisor:
+            variables = {**watched, **supervisor.variables}
+            code, interrupted = _run(resolved, variables, supervisor.wait, listening)
+            summary = _summary_so_far(store)
+            end, report = supervisor.ended(
+                code,
+                interrupted=interrupted,
+                failed=bool(summary.incidents),
+                stopped=policy.on_stop == "end" and summary.ended == "stopped",
+            )
+        if code == 0 and summary == Summary() and store.problem is None and not policy.quiet:
+            sys.stderr.write(translated(_NOTHING_SEEN))
+        if report is not None:
+            _announce(folder, report)
+            summary = replace(summary, incidents=(*summary.incidents, summary_row(report)))
+        shown = STOPPED if end.kind == "stopped" else _shell_code(code)
+        summary = _close(store, summary, end, shown, time.monotonic() - began)
+        if report is not None:
+            _write_page(folder)
+        if as_json:
+            sys.stdout.write(f"{to_json(summary)}\n")
+        return shown
 
 
 def _mention_ours(command: Sequence[str]) -> None:
@@ -135,17 +139,17 @@ def _run(
     command: Sequence[str],
     environment: Mapping[str, str],
     wait: Callable[[subprocess.Popen[Any]], int],
+    listening: ExitStack,
 ) -> tuple[int, bool]:
     """Return the exit code as ``Popen`` says it, and whether the command was asked to end
-    through us.
+    through us. Until ``listening`` is closed, what asks this process to end is for the command.
     """
     try:
         child = subprocess.Popen(command, env=dict(environment))
     except OSError as error:
         raise NanstopError(f"cannot start {command[0]}: {error.strerror or error}") from error
-    with _forwarding(child) as forwarded:
-        code = wait(child)
-    return code, bool(forwarded)
+    forwarded = listening.enter_context(_forwarding(child))
+    return wait(child), bool(forwarded)
 
 
 def _shell_code(code: int) -> int:

@@ -191,9 +191,10 @@ def _text(config: Any) -> TextFacts | None:
 
 
 def _is_table(weight: Tensor) -> bool:
-    """Return whether a weight is a matrix of numbers that are there, with rows to compare."""
-    is_matrix = weight.dim() == 2 and weight.is_floating_point() and weight.device.type != "meta"
-    return is_matrix and weight.shape[0] > MIN_ROWS
+    """Return whether a weight is a matrix of numbers that are all here, with rows to compare."""
+    # An adapter's or a library's own kind of parameter is as good; what lies on several is not.
+    is_whole = weight.device.type != "meta" and not hasattr(weight, "to_local")
+    return is_whole and weight.dim() == 2 and weight.is_floating_point() and len(weight) > MIN_ROWS
 
 
 def _padding_row(table: nn.Module | None, named: int | None) -> int | None:

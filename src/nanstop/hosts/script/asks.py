@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
+from nanstop.detect.sentinel import norm_here
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.loop.asked_gradients import Asked, Given, KeptAsks, lent
 from nanstop.hosts.loop.step import UnseenMicro
 from nanstop.hosts.script.judge import Judge
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import NO_MODEL
-from nanstop.hosts.script.window import norm_of
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
 from nanstop.tracebacks import passes_through
@@ -121,7 +121,7 @@ class Asks:
             self._state.expect_micro()
             return
         micro.asks(asked.outputs)
-        norm = norm_of(leaves)
+        norm = norm_here(leaves)
         if not window.failed and window.is_bad(norm, leaves):
             part = micro.until_now()
             self._close_by(part, asked, given)

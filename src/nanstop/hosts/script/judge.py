@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.detect.numeric_errors import is_numeric
+from nanstop.detect.sentinel import norm_here
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.ending import Ending
 from nanstop.hosts.loop.controller import LoopController
@@ -22,7 +23,7 @@ from nanstop.hosts.loop.step import UnseenMicro
 from nanstop.hosts.script.closures import OpenUpdate
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import INSIDE, Steps
-from nanstop.hosts.script.window import Refusal, ScriptWindow, inner_module, norm_of
+from nanstop.hosts.script.window import Refusal, ScriptWindow, inner_module
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
 from nanstop.measure.followed import Line
@@ -308,7 +309,7 @@ class Judge:
         window = self._state.window
         window.updated_by_hand()
         if not window.failed:
-            self.judge(parameters, norm_of(parameters), can_redo=False)
+            self.judge(parameters, norm_here(parameters), can_redo=False)
         window.closed = True
         self._state.roots.end()
         self.controller.completed()
@@ -372,7 +373,7 @@ class Judge:
         if not self._state.idle or not window.micros or window.closed or window.judged:
             return
         parameters = [p for root in window.roots.values() for p in root.parameters()]
-        norm = norm_of(parameters)
+        norm = norm_here(parameters)
         if norm is not None and not bool(norm.isfinite()):
             with suppress(TrainingStopped):  # it has ended by an exception of its own
                 self.judge(parameters, norm, can_redo=False)

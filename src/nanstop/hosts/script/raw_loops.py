@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torch import distributed
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -40,7 +41,9 @@ class RawLoops:
         self.state = LoopState(table, compiles_functions=compiles_functions)
         self._updates: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._restored = Restored()
-        steps = Steps(self.controller, self._updates, self._restored, self.state.buffers)
+        self._steps = steps = Steps(
+            self.controller, self._updates, self._restored, self.state.buffers
+        )
         steps.written_at = lambda: self.state.accounts.written_at
         self._schedules = ScheduleLines(table)
         steps.lines_of = self.lines_of
@@ -63,6 +66,10 @@ class RawLoops:
         self._calls.install()
         rows = self.controller.data_rows
         self._table.replace(DataLoader, "_get_iterator", rows.made_iterator)
+        if distributed.is_available():
+            from torch.distributed.algorithms.join import Join
+
+            self._table.replace(Join, "__exit__", self._steps.joined)
 
     def imported(self) -> None:
         """Stand in for functions of what has been imported by now."""

@@ -24,6 +24,7 @@ from torch.optim.optimizer import (
 )
 
 from nanstop.detect.empty_clips import EmptyClips
+from nanstop.detect.sentinel import norm_here
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.closures import Closures, OpenUpdate
 from nanstop.hosts.script.judge import Judge
@@ -149,7 +150,7 @@ class Sinks:
         self._state.stop_expecting()
         self._state.begin_sink()
         self._state.window.note_clip(parameters, partial(original, parameters, *args, **kwargs))
-        self._judge.judge(parameters, norm_of(parameters))
+        self._judge.judge(parameters, norm_here(parameters))
         original(parameters, *args, **kwargs)
         self._state.mark_gradients()
 
@@ -196,7 +197,7 @@ class Sinks:
             if getattr(optimizer, "_step_supports_amp_scaling", False):
                 self._state.begin_sink()
                 self._state.window.scaler = scaler
-                self._judge.judge(held_by(optimizer), norm_of(held_by(optimizer)), optimizer)
+                self._judge.judge(held_by(optimizer), norm_here(held_by(optimizer)), optimizer)
             else:
                 scaler.unscale_(optimizer)
         self._in_scaler = True
@@ -233,12 +234,12 @@ class Sinks:
             return None
         window, held = self._state.window, held_by(optimizer)
         if not self._in_scaler and window.let_go_of_scaler(held) and window.judged:
-            self._judge.judge_again(held, norm_of(held), optimizer)
+            self._judge.judge_again(held, norm_here(held), optimizer)
         if self._judge.controller.session is None:
             window.updated_at = user_line()
         unseen = [p for p in held if id(p) not in window.judged]
         if window.closed or any(p.grad is not None for p in unseen):
-            self._judge.judge(unseen, norm_of(unseen), optimizer)
+            self._judge.judge(unseen, norm_here(unseen), optimizer)
         if window.vetoed or self._judge.is_settled(optimizer):
             update.held.take(held)
         elif not window.failed:
@@ -302,7 +303,7 @@ class Sinks:
         window.note("closure")
         # It may be evaluated for its value alone.
         if update.failed is None and (torch.is_grad_enabled() or not window.closed):
-            self._judge.evaluation(update, norm_of(parameters))
+            self._judge.evaluation(update, norm_here(parameters))
         if window.vetoed:
             update.held.take(parameters)
         window.closed = True

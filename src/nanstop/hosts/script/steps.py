@@ -5,7 +5,9 @@ to open.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -105,6 +107,14 @@ class Steps:
         """Compare the copies of its models that several ranks keep alike, after a backward."""
         at, session = self.controller.step_id(), self.controller.session
         self._shared.compare(window.called.values(), at, session)
+
+    def joined(self, original: Any, join: Any, kind: Any, *args: Any) -> Any:
+        """Stand in for the end of torch's ``Join``, at which this rank waits for those that have
+        batches left.
+        """
+        waits = kind is None and getattr(join, "_enable", True)
+        with self._shared.away() if waits else nullcontext():
+            return original(join, kind, *args)
 
     def leave(self, reason: str) -> None:
         """Have other ranks not wait for this one any more."""

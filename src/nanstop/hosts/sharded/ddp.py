@@ -12,9 +12,12 @@ from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from nanstop.decide.agreement import Ranks
+from nanstop.decide.apart import ByItself
 from nanstop.errors import NanstopError
 from nanstop.hosts.sharded.copies import has_hook
 from nanstop.hosts.sharded.drift import Drift
+from nanstop.hosts.sharded.terms import Terms
+from nanstop.hosts.sharded.uneven import Incomplete, Uneven
 from nanstop.numerics.tensors import nonfinite
 from nanstop.ranks import patience_seconds
 from nanstop.records import ReplicaFacts, SourceLine
@@ -24,15 +27,33 @@ from nanstop.replay.conditions import unrecorded
 class DdpReplicas:
     """See ``Replicas``. ``wrapped``: the model as the script calls it."""
 
-    def __init__(self, wrapped: DistributedDataParallel, ranks: Ranks, drift: Drift) -> None:
-        self.ranks = ranks
+    def __init__(
+        self,
+        wrapped: DistributedDataParallel,
+        ranks: Ranks,
+        drift: Drift,
+        terms: Terms,
+        uneven: Uneven,
+    ) -> None:
+        self.ranks: Ranks = ranks
+        self._all = ranks
+        self._uneven = uneven
         self._wrapped = wrapped
         self._drift = drift
+        self._terms = terms
 
     is_whole, goes_back = False, True
 
     def failed(self, *, mine: bool) -> bool:
-        return mine and bool(nonfinite({name: p.grad for name, p in self._shared()}))
+        failed = mine and bool(nonfinite({name: p.grad for name, p in self._shared()}))
+        if failed and may_be_uneven(self._wrapped):
+            away = self._uneven.any_away()
+            self.ranks = Incomplete(self._all.rank, self._all.size) if away else self._all
+        return failed
+
+    def by_itself(self, *, asked: bool) -> ByItself:
+        # What was exchanged is the same on every rank.
+        return "skip" if asked and self._terms.are_alike else ""
 
     def anywhere(self, *, mine: bool) -> bool:
         return mine
@@ -65,7 +86,8 @@ class DdpReplicas:
 
     def begin(self) -> None:
         if self._wrapped.broadcast_buffers:
-            first = distributed.get_global_rank(self._group, 0)
+            source = self.ranks.size - 1 if may_be_uneven(self._wrapped) else 0
+            first = distributed.get_global_rank(self._group, source)
             for buffer in self._wrapped.modules_buffers:
                 self._done(distributed.broadcast(buffer, first, group=self._group, async_op=True))
 
@@ -81,7 +103,10 @@ class DdpReplicas:
             gradient = parameter.grad.mul_(1.0 / self.ranks.size)
             self._done(distributed.all_reduce(gradient, group=self._group, async_op=True))
 
-    def compare(self, step: int) -> ReplicaFacts | None:
+    def compare(self, step: int, terms: str | None) -> ReplicaFacts | None:
+        self._terms.compare(terms)
+        if may_be_uneven(self._wrapped):
+            return None  # ranks have made other numbers of backwards
         with torch.no_grad(), unrecorded():
             return self._drift.compare(self._wrapped, step)
 
@@ -109,6 +134,13 @@ class DdpReplicas:
             raise NanstopError(reason) from error
 
 
+def may_be_uneven(model: DistributedDataParallel) -> bool:
+    """Return whether ranks may have other numbers of batches, under torch's ``Join``: it stays on
+    a model that was once under it.
+    """
+    return model._join_config.enable
+
+
 def is_copied_to_all(model: DistributedDataParallel) -> bool:
     """Return whether every process of the run has a copy of a model, and its backward leaves all
     with the same gradients.
@@ -117,7 +149,6 @@ def is_copied_to_all(model: DistributedDataParallel) -> bool:
     return (
         group.size() == distributed.get_world_size()
         and model.mixed_precision is None
-        and not model._join_config.enable
         and not model._delay_all_reduce_params
         and not model._use_python_reducer
     )

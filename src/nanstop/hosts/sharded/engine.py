@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from nanstop.decide.agreement import Ranks
+from nanstop.decide.apart import ByItself
 from nanstop.detect.sentinel import norm_of_gradients
 from nanstop.hosts.replicas import ONE_COPY, Replicas
 from nanstop.hosts.sharded.flags import ByFlags, FailureFlags
@@ -261,7 +262,10 @@ class EngineReplicas(ByFlags):
     def average(self) -> None:
         self.exchange_or_leave(self._engine.exchange)
 
-    def compare(self, step: int) -> ReplicaFacts | None:  # noqa: ARG002
+    def by_itself(self, *, asked: bool) -> ByItself:  # noqa: ARG002
+        return ""  # the engine's update is one of all ranks
+
+    def compare(self, step: int, terms: str | None) -> ReplicaFacts | None:  # noqa: ARG002
         return None  # weights are sent anew after every update
 
     def updating(self, optimizer: Any, written_at: tuple[SourceLine, ...]) -> None:

@@ -11,11 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.decide.agreement import Ranks, on_every_rank
+from nanstop.decide.apart import ByItself
 from nanstop.errors import NanstopError
 from nanstop.hosts.sharded.flags import ByFlags, FailureFlags
 from nanstop.hosts.sharded.fsdp_parts import FsdpParts, groups_of, state_of, whole_of
 from nanstop.hosts.sharded.store_ranks import StoreRanks
+from nanstop.hosts.sharded.terms import Terms
 from nanstop.numerics.host_memory import free_bytes
+from nanstop.numerics.tensors import nonfinite
 from nanstop.records import ReplicaFacts, SourceLine
 
 _log = logging.getLogger("nanstop")
@@ -29,10 +32,20 @@ class FsdpReplicas(ByFlags):
 
     goes_back = False
 
-    def __init__(self, root: nn.Module, ranks: StoreRanks, flags: FailureFlags | None) -> None:
+    def __init__(
+        self, root: nn.Module, ranks: StoreRanks, flags: FailureFlags | None, terms: Terms
+    ) -> None:
         super().__init__(ranks, flags)
         self.is_whole = False
+        self._terms = terms
         self._parts = FsdpParts(root)
+
+    def by_itself(self, *, asked: bool) -> ByItself:
+        if asked or not self._terms.are_alike:
+            return "skip" if self._terms.are_alike else ""  # which all know of
+        # Where only some leave an update out, the optimizers of the others may wait for them.
+        mine = (one.sharded_param for one in self._parts.parameters)
+        return "stop" if nonfinite({str(at): one.grad for at, one in enumerate(mine)}) else ""
 
     def parts(self) -> dict[str, Tensor]:
         return {}
@@ -94,7 +107,8 @@ class FsdpReplicas(ByFlags):
                 whole_of(one).grad = torch.zeros_like(whole_of(one))
         self.exchange_or_leave(self._parts.reduce)
 
-    def compare(self, step: int) -> ReplicaFacts | None:  # noqa: ARG002
+    def compare(self, step: int, terms: str | None) -> ReplicaFacts | None:  # noqa: ARG002
+        self._terms.compare(terms)
         return None  # no rank has what another has
 
     def updating(self, optimizer: Any, written_at: tuple[SourceLine, ...]) -> None:

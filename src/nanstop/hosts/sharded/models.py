@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nanstop.hosts.replicas import ONE_COPY, Replicas
+from nanstop.hosts.sharded.board import Board
 from nanstop.hosts.sharded.ddp import DdpReplicas, is_copied_to_all
 from nanstop.hosts.sharded.drift import Drift
 from nanstop.hosts.sharded.engine import Engine, EngineReplicas, is_engine
@@ -18,6 +20,8 @@ from nanstop.hosts.sharded.flags import FailureFlags
 from nanstop.hosts.sharded.fsdp import FsdpReplicas, is_shared_by_all, reduces_parts
 from nanstop.hosts.sharded.fsdp_parts import state_of
 from nanstop.hosts.sharded.store_ranks import StoreRanks, ranks_of_run
+from nanstop.hosts.sharded.terms import Terms
+from nanstop.hosts.sharded.uneven import Uneven
 from nanstop.own_code import is_class_of
 from nanstop.records import SourceLine, StepId
 from nanstop.session.watched_run import WatchedRun
@@ -37,7 +41,7 @@ class SharedModels:
         self._group: Any = None
         self._known: dict[int, Replicas] = {}
         self._drifts: WeakKeyDictionary[nn.Module, Drift] = WeakKeyDictionary()
-        self._num_drifts = 0
+        self._num_drifts = self._num_terms = 0
         self._flags: FailureFlags | None = None
 
     def of_window(
@@ -81,11 +85,27 @@ class SharedModels:
             self._ranks, self._group, self._flags = ranks_of_run(self._name), group, None
             self._drifts.clear()
         if isinstance(model, DistributedDataParallel):
-            return DdpReplicas(model, self._ranks, self._drift(model))
+            return DdpReplicas(
+                model, self._ranks, self._drift(model), self._terms(), Uneven(self._away())
+            )
         self._flags = self._flags or self._ranks.flags()
         if is_engine(model):
             return EngineReplicas(model, self._ranks, self._flags)
-        return FsdpReplicas(model, self._ranks, self._flags)
+        return FsdpReplicas(model, self._ranks, self._flags, self._terms())
+
+    def _away(self) -> Board | None:
+        return self._ranks.board("uneven") if self._ranks is not None else None
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Have the other ranks know inside that this one comes to no question."""
+        with Uneven(self._away()).away():
+            yield
+
+    def _terms(self) -> Terms:
+        assert self._ranks is not None
+        self._num_terms += 1  # as of drifts
+        return Terms(self._ranks.board(f"terms/{self._num_terms}"), self._ranks.size)
 
     def _drift(self, model: nn.Module) -> Drift:
         assert self._ranks is not None
@@ -100,7 +120,8 @@ class SharedModels:
         and have the ``session`` learn how they differ.
         """
         for model in filter(reduces, called):
-            found = self.of((model,)).compare(at.step)
+            terms = session.terms if session is not None else None
+            found = self.of((model,)).compare(at.step, terms)
             if found is not None and session is not None:
                 session.learned(at=at, replicas=found)
 

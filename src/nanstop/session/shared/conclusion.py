@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from nanstop.decide.policy import PolicyState
+from nanstop.prove.bad_samples import atoms_for
+from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Action, Atom, FailureKey, Report, codec
 from nanstop.records.record import record
 
@@ -52,9 +54,9 @@ class Conclusion:
             ),
         )
 
-    def observed(self, reason: str) -> Conclusion:
-        """Return it with nothing to be done, for a ``reason``."""
-        latest = replace(self.report.audit[-1], action=Action(kind="observe", reason=reason))
+    def instead(self, action: Action) -> Conclusion:
+        """Return it with another ``action``, of no remedy."""
+        latest = replace(self.report.audit[-1], action=action)
         report = replace(self.report, audit=(*self.report.audit[:-1], latest))
         return replace(self, report=report, atoms={})
 
@@ -88,3 +90,12 @@ def from_text(text: str) -> Conclusion | None:
 
 def _fields_of_told(end: Conclusion | _Told) -> dict[str, Any]:
     return {one.name: getattr(end, one.name) for one in fields(_Told)}
+
+
+def redone(action: Action, failing: FailingStep | None) -> Mapping[int, tuple[Atom, ...]]:
+    """Return the remedies of each micro-batch of a window that is redone;
+    one that is adopted is in force by then.
+    """
+    if action.kind not in ("redo", "quarantine") or failing is None:
+        return {}
+    return {micro: atoms_for(failing, action.atoms, micro) for micro in failing.micros}

@@ -106,15 +106,16 @@ class Meeting:
             end = own() if leads else None
         except Exception as error:  # nanstop is never the reason a run dies
             _log.warning("nanstop: the failure was not investigated (%s)", error)
-            self.ranks.leave(f"rank {self.leader} could not look at the failure")
-            return None
+            problem = f"rank {self.leader} could not look at the failure"
+            self.ranks.leave(problem)
+            raise NanstopError(problem) from error
         try:
             told = self.ranks.gather("conclusion", as_text(end), patient=True)
             if not leads:
                 end = from_text(told[self.leader])
         except NanstopError as error:
             self.ranks.leave(error.message)
-            return end.observed(error.message) if end is not None else None
+            raise
         if end is not None and not leads:
             follow(end)
         return end

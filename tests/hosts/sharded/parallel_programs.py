@@ -1,0 +1,67 @@
+"""Trainings whose weights lie on several ranks that compute together: tensor parallelism."""
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def layers():
+    """A plan by hand; the last layer lies whole on each rank."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8), nn.Linear(8, 1))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(net, init_device_mesh("cpu", (WORLD,)), plan)
+    given = torch.randn(8, 4, 8, generator=torch.Generator().manual_seed(1))
+    return net, lambda step: (net(given[step]).squeeze(-1) - given[step].sum(-1)).square().mean()
+
+
+def plan_of_transformers():
+    from transformers import AutoModelForCausalLM
+
+    import tiny
+
+    if RANK == 0:
+        tiny.llama().save_pretrained("model")
+    dist.barrier()
+    net = AutoModelForCausalLM.from_pretrained("model", tp_plan="auto")
+    ids = torch.randint(3, 62, (8, 2, 8), generator=torch.Generator().manual_seed(1))
+    return net, lambda step: net(input_ids=ids[step], labels=ids[step]).loss
+
+
+def main(kind, fault):
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    net, loss_of = {"layers": layers, "transformers": plan_of_transformers}[kind]()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, foreach=False)
+    losses = []
+    for step in range(8):
+        loss = loss_of(step)
+        loss = loss * float("nan") if (fault, step) == ("loss", 3) else loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(str(loss.item()))
+    mine = (getattr(p, "_local_tensor", p).detach() for p in net.parameters())
+    weights = b"".join(one.numpy().tobytes() for one in mine)
+    told = {"digest": hashlib.sha256(weights).hexdigest(), "losses": losses}
+    Path(f"result-{RANK}.json").write_text(json.dumps(told))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[2:])

@@ -46,6 +46,7 @@ MARKEDLY = 1.2
 SETTLED = 10
 """Steps after which a run has warmed up."""
 BUDGET = 0.003
+"""Of the steps, for the looks at steps 0, 1, 2, 4, 8, ... together."""
 
 
 def trainings(shape: Shape) -> dict[str, Training]:
@@ -173,8 +174,8 @@ def shown(rows: list[Row], num_steps: int) -> Table:
     return table
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=1)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--only", default="", help="trainings whose name holds this word")
@@ -190,6 +191,7 @@ def main() -> None:
     }
     written = {"setting": setting | vars(options), "rows": [asdict(row) for row in rows]}
     RESULTS.write_text(json.dumps(written, indent=1) + "\n")
+    return int(any(row.early > BUDGET * options.steps * row.plain for row in rows))
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from nanstop.records import (
     AccumulationFacts,
     AdapterFacts,
     Atom,
+    BackwardRow,
     BatchFact,
     ClippingFacts,
     DataFacts,
@@ -1154,6 +1155,16 @@ def test_an_optimizer_that_squares_nothing_is_told_nothing_of_squares():
     )
     update = check("NS402", evidence(UPDATE, half_head(eps=None, name="SGD", per_rate=None)))
     assert "squared" not in update.cause
+
+
+def test_a_backward_that_ignores_what_it_is_given_is_a_defect_of_its_function():
+    row = BackwardRow(name="Fused", num=92, apart=0.718, line="loss.py:32: return ctx.made")
+    found = check("NS602", probed(backwards=(row,)))
+    assert (found.code, found.confidence) == ("NS602", "certain")
+    assert found.title == "the backward of `Fused` ignores what it is given"
+    assert found.confirmed == "differences of its forward are another gradient, 72 % away"
+    assert row.line in found.lines
+    assert check("NS602", probed(lr=1e-3)) is None
 
 
 def test_an_update_that_a_script_makes_itself_is_told_nothing_of_squares():

@@ -134,9 +134,6 @@ class History:
         found: list[Series] = []
         for name, rows in sorted(self._rows.items()):
             last = list(islice(reversed(rows), most))[::-1]
-            steps, values = (
-                tuple(step for step, _ in last),
-                tuple(float(value) for _, value in last),
-            )
-            found.append(Series(name=name, steps=steps, values=values))
+            steps, values = zip(*last, strict=True) if last else ((), ())
+            found.append(Series(name=name, steps=steps, values=tuple(map(float, values))))
         return tuple(found)

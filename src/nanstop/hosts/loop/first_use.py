@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from nanstop.hosts.patch_table import Table
 from nanstop.own_code import is_library
 from nanstop.replay.function_modes import OwnMode, put_on, take_off
 from nanstop.tracebacks import passes_through
@@ -29,18 +30,18 @@ _ASKS = frozenset(
 
 
 class FirstUse(OwnMode):
-    """On the stack until a script computes with a tensor that is to be trained.
+    """On the stack until a script computes with a tensor that is to be trained, or calls a module.
 
-    ``begin`` is called then, and returns the mode that is to see that call, and all that come after
-    it, or None. It sees no call of a module: whoever stands in for those ends it before.
+    ``loops`` gives what watches raw loops, or None: its tape sees the call that was the first, and
+    all that come after it. Modules are called without this mode: they go other ways under one.
     """
 
-    def __init__(self, begin: Callable[[], Any]) -> None:
+    def __init__(self, table: Table, loops: Callable[[], Any]) -> None:
         super().__init__()
-        self._begin = begin
+        self._table, self._loops = table, loops
         self._left = MOST_CALLS
-        self.awaits_call = True
-        """Whether somebody stands in for the calls of modules until it ends."""
+        self._awaits_call = True
+        table.replace(nn.Module, "__call__", self._call)
         put_on(self)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -51,8 +52,9 @@ class FirstUse(OwnMode):
         frame = user_frame()
         if frame is None or is_library(frame.f_code.co_filename):
             return func(*args, **kwargs)
-        self._left = 0
-        tape = self._begin()
+        self.end()
+        loops = self._loops()
+        tape = loops.state.expect_first() if loops is not None else None
         if tape is None or not tape.stop():
             return func(*args, **kwargs)
         try:
@@ -60,10 +62,21 @@ class FirstUse(OwnMode):
         finally:
             tape.start()
 
+    def _call(self, _original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Stand in for ``nn.Module.__call__``: what trains may begin with its first call."""
+        self.end()
+        trains = torch.is_grad_enabled() and module.training
+        if trains and any(p.requires_grad for p in module.parameters()):
+            self._loops()
+        return type(module).__call__(module, *args, **kwargs)
+
     def end(self) -> None:
         """See no more, and come off the stack, if that is possible now."""
         self._left = 0
         take_off(self)
+        if self._awaits_call:
+            self._awaits_call = False
+            self._table.restore(nn.Module, "__call__")
 
 
 def _trains(func: Any, args: Any) -> bool:

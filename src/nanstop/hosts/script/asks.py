@@ -11,6 +11,7 @@ from torch import Tensor
 from nanstop.detect.sentinel import norm_here
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.loop.asked_gradients import Asked, Given, KeptAsks, lent
+from nanstop.hosts.loop.functional import Functional
 from nanstop.hosts.loop.step import UnseenMicro
 from nanstop.hosts.script.judge import Judge
 from nanstop.hosts.script.state import LoopState
@@ -82,6 +83,30 @@ class Asks:
         finally:
             if micro is self._state.micro:
                 self._tape_ops(micro)
+
+    def functional(self, made: Any, form: Functional, args: Any, kwargs: Any) -> Any:
+        """Return what a function gives that ``torch.func`` has made of a loss, and have its
+        gradients judged: where no optimizer is, an update is made of them by hand.
+        """
+        state = self._state
+        if not (state.idle and state.by_hand) or state.compiles_functions:
+            return made(*args, **kwargs)
+        state.ignore_writes()
+        state.drop()
+        window, rng = state.begin_window(), state.rng.note()
+        with state.pause():
+            result = made(*args, **kwargs)
+        try:
+            micro, given = form.micro(args, kwargs, result, rng)
+            window.is_asked = True
+            state.keep(micro)
+            with lent(given):
+                self._judge.by_hand([leaf for leaf, _ in given])
+        except TrainingStopped:
+            raise
+        except Exception as error:  # tensors of a kind not foreseen
+            state.not_watching(f"{type(error).__name__}: {error}")
+        return result
 
     def _ask_by_hand(self, original: Any, asked: Asked) -> Any:
         self._state.ignore_writes()

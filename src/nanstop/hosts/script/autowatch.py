@@ -68,20 +68,7 @@ def install(open_session: OpenSession) -> None:
     if _loops is not None:
         _loops.imported()
     if "torch" in sys.modules:
-        torch = sys.modules["torch"]
-        utils = torch.nn.utils
-        table.replace(torch.optim.Optimizer, "__init__", _made_optimizer)
-        table.replace(torch.nn.Module, "load_state_dict", _load_weights)
-        for owner in (torch.Tensor, torch.autograd):
-            table.replace(owner, "backward", _backward)
-        table.replace(torch.autograd, "grad", _grad)
-        for name in ("register_hook", "register_post_accumulate_grad_hook"):
-            table.replace(torch.Tensor, name, _registering)
-        # A script may import or call these before there is an optimizer.
-        table.replace(torch, "compile", _compile)
-        for name in ("clip_grad_norm_", "clip_grad_value_"):
-            table.replace(utils, name, partial(_clip, name), also=(utils.clip_grad,))
-        _await_first_use()
+        _stand_in_for_torch(sys.modules["torch"])
     # A module that is being imported, and imports another one meanwhile, has no class yet.
     model_class = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     if model_class is not None:
@@ -96,6 +83,24 @@ def install(open_session: OpenSession) -> None:
         table.replace(trainer_class, "train", _train)
     for fitting_class in trainer_classes():
         table.replace(fitting_class, "fit", _fit)
+
+
+def _stand_in_for_torch(torch: Any) -> None:
+    utils = torch.nn.utils
+    table.replace(torch.optim.Optimizer, "__init__", _made_optimizer)
+    table.replace(torch.nn.Module, "load_state_dict", _load_weights)
+    for owner in (torch.Tensor, torch.autograd):
+        table.replace(owner, "backward", _backward)
+    table.replace(torch.autograd, "grad", _grad)
+    for name in ("grad", "grad_and_value"):
+        table.replace(torch.func, name, partial(_functional, name != "grad"))
+    for name in ("register_hook", "register_post_accumulate_grad_hook"):
+        table.replace(torch.Tensor, name, _registering)
+    # A script may import or call these before there is an optimizer.
+    table.replace(torch, "compile", _compile)
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        table.replace(utils, name, partial(_clip, name), also=(utils.clip_grad,))
+    _await_first_use()
 
 
 def opener() -> OpenSession | None:
@@ -180,37 +185,21 @@ def _await_first_use() -> None:
     if _first_use is None and _loops is None and is_main:
         from nanstop.hosts.loop.first_use import FirstUse
 
-        _first_use = FirstUse(_begin_by_hand)
-        table.replace(sys.modules["torch"].nn.Module, "__call__", _first_call)
-
-
-def _begin_by_hand() -> Any:
-    """Return the tape that records the script from here on, None where none does."""
-    _end_first_use()
-    if _num_pauses or _open_session is None:
-        return None
-    return _begun_loops(_open_session).state.expect_first()
+        _first_use = FirstUse(table, _watching_loops)
 
 
 def _end_first_use() -> None:
     """Look for no first step any more."""
     if _first_use is not None:
         _first_use.end()
-        if _first_use.awaits_call:
-            _first_use.awaits_call = False
-            table.restore(sys.modules["torch"].nn.Module, "__call__")
 
 
-def _first_call(_original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stand in for ``nn.Module.__call__`` up to its first call: what trains may begin with it."""
-    import torch
-
-    _end_first_use()
-    is_ready = not (_num_pauses or torch.compiler.is_compiling())
-    trains = is_ready and torch.is_grad_enabled() and module.training
-    if _open_session is not None and trains and any(p.requires_grad for p in module.parameters()):
-        _begun_loops(_open_session)
-    return type(module).__call__(module, *args, **kwargs)
+def _watching_loops() -> Any:
+    """Return what watches raw loops, None where nothing is to watch them now."""
+    torch = sys.modules["torch"]
+    if _num_pauses or _open_session is None or torch.compiler.is_compiling():
+        return None
+    return _begun_loops(_open_session)
 
 
 def _load_weights(original: Any, module: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
@@ -267,6 +256,18 @@ def _grad(original: Any, *args: Any, **kwargs: Any) -> Any:
     if _num_pauses or _open_session is None or is_library(sys._getframe(2).f_code.co_filename):
         return original(*args, **kwargs)
     return _begun_loops(_open_session).grad(original, *args, **kwargs)
+
+
+def _functional(
+    has_value: bool, original: Any, function: Any, argnums: Any = 0, has_aux: bool = False
+) -> Any:
+    """Stand in for ``torch.func.grad`` and ``grad_and_value``, as above."""
+    made = original(function, argnums, has_aux)
+    if is_library(sys._getframe(2).f_code.co_filename):
+        return made
+    from nanstop.hosts.loop.functional import Functional
+
+    return Functional(function, argnums, has_aux, has_value).watched(made, _watching_loops)
 
 
 def _begun_loops(open_session: OpenSession) -> Any:

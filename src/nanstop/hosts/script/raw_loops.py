@@ -29,8 +29,8 @@ from nanstop.tracing.places import user_line
 
 
 class RawLoops:
-    """``sinks``, ``backward`` and ``grad`` stand in for functions that scripts may import or call
-    before there is an optimizer.
+    """``sinks``, ``backward``, ``grad`` and ``functional`` stand in for functions that scripts may
+    import or call before there is an optimizer.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class RawLoops:
         )
         self._calls = Calls(self.state, self.judge, table)
         self.backward, self.grad = self._calls.backward, self._calls.asks.grad
+        self.functional = self._calls.asks.functional
         self.sinks = Sinks(self.state, self.judge, table, take_asked=self._calls.asks.take)
 
     def install(self) -> None:

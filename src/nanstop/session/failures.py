@@ -276,10 +276,9 @@ class Failures:
                 return broken
             if broken == step.id.step - 1:
                 found.remade_finite = broken
-        before = rewind.steps if rewind is not None else ()
+        before, raised = rewind.steps if rewind is not None else (), found.raised
         failing = found.stage(
-            "capture",
-            lambda: failing_step(step, phase=found.phase, raised=found.raised, before=before),
+            "capture", lambda: failing_step(step, phase=found.phase, raised=raised, before=before)
         )
         rewritten = found.rewritten_at is not None
         return failing and replace(failing, rewritten=rewritten, way_back=rewind)
@@ -287,10 +286,9 @@ class Failures:
     def _decide(
         self, found: Investigation, now: FailurePoint, failing: FailingStep | None
     ) -> Conclusion:
-        nothing = Proof(incident="", verdict="none_found", minimal=())
-        proof, clean = found.proof or nothing, found.may_pass
+        proof = found.proof or Proof(incident="", verdict="none_found", minimal=())
+        way_back, clean = failing is not None and failing.update, found.may_pass
         # Ranks that have agreed go back together, or not at all.
-        way_back = failing is not None and failing.update
         lost = bool((now.agreed or now.by_itself) and found.bad_params and not way_back)
         lost = lost or found.remade_finite is not None  # by what is not made again
         action = self._choose(found.key, now, failing, proof, replays_clean=clean, lost=lost)

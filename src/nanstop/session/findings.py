@@ -47,8 +47,9 @@ class Findings:
 
     def examine_setup(self, evidence: Evidence) -> None:
         """Announce the findings that the facts of the run show before its first step."""
+        is_alone = evidence.facts is not None and evidence.facts.world_size == 1
         for finding in examine(evidence, "static").diagnoses:
-            waits = finding.measured_by and evidence.facts.world_size == 1
+            waits = finding.measured_by and is_alone
             if finding.seen is not None:
                 self.measured(finding)
             elif waits and self._awaited is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nanstop.numerics.tensors import by_torch_alone, is_measurable, version
 from nanstop.records import SourceLine
-from nanstop.tracing.hook_lines import hook_lines
+from nanstop.tracing.hook_lines import hook_lines, stays
 from nanstop.tracing.written import is_fixed_hook
 
 Take = Callable[[Tensor], Tensor]
@@ -50,19 +50,19 @@ class HookStations:
             return None
         told = torch.stack([same.cpu() for *_, same in passed]).tolist()
         changing = [one for one, same in zip(passed, told, strict=True) if not same]
-        self.are_fixed = all(is_fixed_hook(hook) for _, hook, _ in changing)
+        self.are_fixed = all(stays(key) and is_fixed_hook(hook) for _, hook, key, _ in changing)
         lines = [line for line, *_ in changing]
         return tuple(dict.fromkeys(each for line in lines for each in line)) if lines else None
 
 
 class _Station:
-    """One parameter. ``passed``: of each hook its lines, itself, and whether it left the gradient
-    as it was.
+    """One parameter. ``passed``: of each hook its lines, itself, the key under which torch holds
+    it, and whether it left the gradient as it was.
     """
 
     def __init__(self, parameter: Tensor, take: Take) -> None:
         self.parameter = parameter
-        self.passed: list[tuple[tuple[SourceLine, ...], Any, Tensor]] = []
+        self.passed: list[tuple[tuple[SourceLine, ...], Any, int, Tensor]] = []
         self._take = take
         self._version = version(parameter)
         self._last: Tensor | None = None
@@ -84,7 +84,7 @@ class _Station:
         probed: Hooks = {object(): partial(self._probe, first, gradient_of)} if hooks else {}
         for key, hook in hooks.items():
             probed[key] = hook
-            leaves = partial(self._leaves, hook_lines(hook, key), hook)
+            leaves = partial(self._leaves, hook_lines(hook, key), hook, key)
             probed[object()] = partial(self._probe, leaves, gradient_of)
         return probed
 
@@ -111,10 +111,10 @@ class _Station:
     def _passes(self, now: Tensor) -> None:
         self._last = now
 
-    def _leaves(self, lines: tuple[SourceLine, ...], hook: Any, now: Tensor) -> None:
+    def _leaves(self, lines: tuple[SourceLine, ...], hook: Any, key: int, now: Tensor) -> None:
         if self._last is not None:
             same = (now == self._last) | (now.isnan() & self._last.isnan())
-            self.passed.append((lines, hook, same.all()))
+            self.passed.append((lines, hook, key, same.all()))
         self._last = now
 
 

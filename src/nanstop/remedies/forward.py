@@ -97,8 +97,11 @@ def callable_modules(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def is_callable(module: nn.Module) -> bool:
-    """Return whether a module has a forward; a container has none."""
-    return type(module).forward is not nn.Module.forward
+    """Return whether a module has a forward of Python's: a container has none, and that of
+    TorchScript is compiled.
+    """
+    is_compiled = isinstance(module, torch.jit.ScriptModule)
+    return not is_compiled and type(module).forward is not nn.Module.forward
 
 
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)

@@ -6,6 +6,7 @@ from functools import partial
 from inspect import unwrap
 from types import CodeType
 from typing import Any
+from weakref import ref
 
 from nanstop.own_code import is_library
 from nanstop.records import SourceLine
@@ -18,6 +19,7 @@ MOST_HOOKS = 4096
 """Registrations whose lines are kept."""
 
 _registered: dict[int, tuple[CodeType, int]] = {}
+_handles: dict[int, ref[Any]] = {}
 
 
 def registering(original: Any, tensor: Any, hook: Any) -> Any:
@@ -28,8 +30,16 @@ def registering(original: Any, tensor: Any, hook: Any) -> Any:
     if tensor.is_leaf and len(_registered) < MOST_HOOKS:
         line = user_line()
         if line is not None:
-            _registered[handle.id] = line
+            _registered[handle.id], _handles[handle.id] = line, ref(handle)
     return handle
+
+
+def stays(key: int) -> bool:
+    """Return whether the hook under ``key`` is there for good: nobody holds the handle that would
+    remove it.
+    """
+    handle = _handles.get(key)
+    return handle is not None and handle() is None
 
 
 def hook_lines(hook: Any, key: int) -> tuple[SourceLine, ...]:

@@ -231,6 +231,10 @@ MEANT = {
         """,
         after="still[0] = step < 12",
     ),
+    "emptied by hooks that are removed": plain(
+        before="hooks = [p.register_hook(torch.zeros_like) for p in net.parameters()]",
+        after="if step == 12: [hook.remove() for hook in hooks]",
+    ),
     "left behind a condition": script(
         """
         opt.zero_grad()

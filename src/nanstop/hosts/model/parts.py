@@ -141,9 +141,14 @@ def _embeds_with_gradient(view: ModelView) -> bool:
         return True
 
 
+def _own_weight(module: nn.Module) -> Tensor | None:
+    """Return what a module holds under that name itself; TorchScript holds it in no dict."""
+    return next((p for name, p in module._parameters.items() if name == "weight"), None)
+
+
 def _with_whole_numbers(root: nn.Module) -> tuple[str, ...]:
     """Return the layers whose own weight is a matrix of integers."""
-    weights = ((name, module._parameters.get("weight")) for name, module in root.named_modules())
+    weights = ((name, _own_weight(module)) for name, module in root.named_modules())
     return tuple(
         name
         for name, weight in weights
@@ -178,7 +183,7 @@ def _bits(layers: list[nn.Module], config: Any) -> int:
 
 
 def _bytes(layer: nn.Module) -> int:
-    weight = layer._parameters.get("weight")
+    weight = _own_weight(layer)
     return weight.element_size() if weight is not None else 1
 
 

@@ -169,7 +169,7 @@ class PlainView(StructureView):
         module: Any = self.root
         while isinstance(module, nn.Module):
             yield module
-            children = module._modules
+            children = dict(module.named_children())  # TorchScript holds them in no dict
             module = children.get("module") or children.get("_orig_mod")
 
 

@@ -60,6 +60,7 @@ class Calls:
         self._table.replace(nn.Module, "eval", self.put_in_eval)
         self._table.replace(torch.autograd.Function, "apply", self.apply_function)
         self._table.replace(torch, "from_numpy", self.bring_in)
+        self._table.replace(torch.jit, "trace", self.trace)
         self._table.replace(torch.nn.utils.stateless, "_functional_call", self.call_with)
         self._state.roots.begin()
         forked = WeakMethod(self._state.leave)
@@ -106,6 +107,13 @@ class Calls:
             return original(module, *args, **kwargs)
         again = on_one_rank(module)
         return self._called(partial(original, module), module, args, kwargs, again=again)
+
+    def trace(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Stand in for ``torch.jit.trace``: a trace calls its values what the frames around them
+        do, and compares two.
+        """
+        with self._state.pause(), self._state.untaped(), self._state.unwatched():
+            return original(*args, **kwargs)
 
     def call_with(self, original: Any, module: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
         """Stand in for what every ``functional_call`` comes to."""

@@ -268,7 +268,8 @@ def inner_module(module: nn.Module) -> nn.Module:
     findings name its parts.
     """
     module = on_one_rank(module)
-    return module._modules.get("_orig_mod") or module
+    compiled = module._modules.items()  # TorchScript holds them in no dict
+    return next((part for name, part in compiled if name == "_orig_mod"), module)
 
 
 def is_trainable(module: nn.Module) -> bool:

@@ -38,7 +38,8 @@ torch.manual_seed(0)
 net = nn.Linear(3, 3)
 optimizer = torch.optim.SGD(net.parameters(), 0.1)
 for step in range(3):
-    net(torch.ones(1, 3)).sum().backward()
+    optimizer.zero_grad()
+    net(torch.ones(1, 3)).square().sum().backward()
     optimizer.step()
     traced = torch.jit.trace(net, torch.ones(1, 3))
 """

@@ -99,6 +99,7 @@ def bad(rows):
     return {name: row["wrong"] for name, row in rows.items() if row["wrong"]}
 
 
+@pytest.mark.slow
 def test_scripts_are_none_the_worse_for_being_watched():
     runs = [
         Run(script, "fp32", "none", policy)

@@ -24,6 +24,7 @@ def gone_through(out, *parts):
     return json.loads(out.read_text())
 
 
+@pytest.mark.slow
 def test_what_a_device_lacks_is_said(tmp_path):
     found = gone_through(tmp_path / "gpu.json", "gauge", "synchronisations", "attention")
     assert found["machine"]["device"] == "cpu"

@@ -7,6 +7,7 @@ from torch.overrides import _get_current_function_mode_stack
 from e2e.scripts import HEAD
 from loop_scripts import investigated, run_script
 from nanstop.hosts.loop.first_use import MOST_CALLS
+from nanstop.hosts.script import autowatch
 from nanstop.report.text.run_end import RunEnd
 
 HEAD = HEAD.replace('BAD = "bad" in sys.argv\n', "")
@@ -90,7 +91,8 @@ seen = []
         "torch.ones(1, requires_grad=True).sum().backward()",
     ],
 )
-def test_nothing_is_looked_for_after_the_first_use(tmp_path, use):
+def test_nothing_is_looked_for_after_the_first_use(tmp_path, use, monkeypatch):
+    monkeypatch.setattr(autowatch, "_compiles_functions", False)  # and as it was afterwards
     source = HEAD + MODES + f"{use}\n"
     source += "seen = [type(one).__name__ for one in modes()]\nLEFT = nn.Module.__call__\n"
     found, _ = investigated(tmp_path / "script.py", source)

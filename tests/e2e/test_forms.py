@@ -274,7 +274,11 @@ def shared_in_the_loss(net, b):
 
 
 @pytest.mark.parametrize(
-    ("loss", "needs"), [(shared_in_the_model, True), (shared_in_the_loss, False)]
+    ("loss", "needs"),
+    [
+        (shared_in_the_model, True),
+        pytest.param(shared_in_the_loss, False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_saved_model_needs_what_its_own_forward_needs(loss, needs, capsys):
     torch.manual_seed(0)

@@ -89,6 +89,7 @@ def changed(folder, name, *replacements):
     return name
 
 
+@pytest.mark.slow
 def test_a_script_that_was_not_changed_still_fails(failed):
     ended = nanstop(failed, "replay", "incidents/0000", "train.py")
     assert ended.returncode == 3, ended.stderr

@@ -117,6 +117,7 @@ train(net, optimizer, 4)
 """
 
 
+@pytest.mark.slow
 def test_the_update_of_a_second_training_that_broke_its_weights_is_found(tmp_path):
     (tmp_path / "script.py").write_text(HEAD + IN_TURN)
     ended = run(tmp_path, "script.py")

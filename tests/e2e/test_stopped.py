@@ -229,6 +229,7 @@ def test_a_watched_loop_that_is_stopped_ends_with_3(tmp_path):
     assert (said["ended"], said["exit"], said["steps"]) == ("stopped", 3, 2)
 
 
+@pytest.mark.slow
 def test_a_stop_in_a_thread_or_at_the_scripts_end_is_one_that_nobody_caught(tmp_path):
     tail = (
         "import threading\nthread = threading.Thread(target=train)\nthread.start()\nthread.join()"

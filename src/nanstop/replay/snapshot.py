@@ -232,9 +232,9 @@ def _put_back(held: dict[str, Any], values: Mapping[str, Any], present: Set[str]
 
 
 def _numbers_of(optimizer: Optimizer | None) -> dict[str, Any]:
-    """Return what an optimizer counts in attributes of its own."""
+    """Return what an optimizer counts in attributes of its own, or is yet to count."""
     held = vars(optimizer) if optimizer is not None else {}
-    return {name: value for name, value in held.items() if isinstance(value, int | float)}
+    return {name: value for name, value in held.items() if isinstance(value, int | float | None)}
 
 
 def ready_scaler(scaler: Any) -> None:

@@ -26,7 +26,6 @@ _NUMBERS = frozenset({"float", "max", "min"})
 _NUMBER_METHODS = frozenset({"item"})
 _HARMLESS = {"log": "1", "log2": "1", "log10": "1", "sqrt": "1", "rsqrt": "1", "pow": "1"}
 _HARMLESS |= {"acos": "0", "asin": "0", "atanh": "0", "exp": "0", "log1p": "0", "reciprocal": "1"}
-_HARMLESS |= {"acosh": "2"}
 """What a function is given where its result is not chosen."""
 
 

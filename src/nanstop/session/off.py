@@ -27,7 +27,7 @@ class OffSession(WatchedRun):
     """
 
     def __init__(self) -> None:
-        self.facts = RunFacts()
+        self.facts, self.terms = RunFacts(), ""
         self.series, self.metrics = History(), History()
         self.present: Callable[[], StepId | None] = lambda: None
         self.announce: Callable[[News], None] = lambda _: None

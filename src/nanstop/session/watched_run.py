@@ -42,7 +42,7 @@ class WatchedRun(Protocol):
     series: History
     metrics: History
     """Numbers of nanstop's own, as ``session.telling.numbers`` names them."""
-    terms: str = ""
+    terms: str
     """What ranks must have in common before each acts by itself, as text."""
     present: Callable[[], StepId | None]
     """Asks the host which step the run is in."""

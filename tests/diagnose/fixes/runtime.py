@@ -47,6 +47,28 @@ def another_kernel(fixed):
 
 FIXES.say("NS602", 2, "the kernel of a half format that fails alone is of one machine")
 FIXES.say("NS602", 3, "a compiler's defect is of one version")
+
+
+@FIXES.plant("NS602", 4)
+def a_backward_that_hears(fixed):
+    """Whether a loss that is weighted has the gradient that plain operations have."""
+
+    class Squares(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.square()
+
+        @staticmethod
+        def backward(ctx, given):
+            (x,) = ctx.saved_tensors
+            return 2 * x * given if fixed else 2 * x
+
+    x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    (torch.tensor([0.0, 1.0, 0.5]) * Squares.apply(x)).sum().backward()
+    return close(x.grad, torch.tensor([0.0, 4.0, 3.0]))
+
+
 FIXES.test(
     "NS603",
     1,

@@ -90,6 +90,7 @@ def test_an_update_that_is_left_out_leaves_weights_and_state_as_before_it(name, 
     assert left_out_alike(program, "skip", folder) == []
 
 
+@pytest.mark.slow
 @QUICK
 @given(programs())
 def test_random_closures_end_as_alone_or_as_without_the_bad_step(folder, program):

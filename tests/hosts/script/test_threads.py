@@ -60,6 +60,7 @@ for bad in (False, True):
 )
 
 
+@pytest.mark.slow
 def test_two_threads_at_once_are_left_alone(tmp_path):
     (tmp_path / "train.py").write_text(REPLICAS)
     plain, watched = (run(tmp_path, "train.py", watched=watched) for watched in (False, True))

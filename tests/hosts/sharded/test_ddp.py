@@ -189,6 +189,7 @@ def test_a_rank_that_dies_in_a_trial(tmp_path):
 LATE = {"NANSTOP_RANKS_SECONDS": "1", "LATE_SECONDS": "5", "LATE_AT": "3"}
 
 
+@pytest.mark.slow
 def test_ranks_that_come_apart_each_leave_out_what_is_bad_for_all(tmp_path):
     results, told = together(tmp_path / "ranks", "loop", "late", **LATE, **ALLOWED)
     assert "failures are observed only: rank 1 did not answer within 1 s" in told

@@ -88,6 +88,7 @@ def test_more_ranks(tmp_path, world, fault, accumulate):
     assert (row["code"], row["module"], row["action"]) == ("NS501", "first", "quarantine")
 
 
+@pytest.mark.slow
 def test_what_only_another_rank_can_see(tmp_path):
     """Rank 1 gives one row a bad gradient; that row lies on rank 0, and nothing is clipped."""
     results, _ = together(tmp_path / "ranks", "sharded", "one_row")

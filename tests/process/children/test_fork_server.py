@@ -97,6 +97,7 @@ def both(parent, command, folder, **bounds):
     return seen
 
 
+@pytest.mark.slow
 def test_a_forked_child_is_as_a_spawned_one_in_every_way_to_end(script, parents, tmp_path):
     parent = parents(imports_of(script()))
     command = [sys.executable, "scripts/train.py", "--lr", "1"]

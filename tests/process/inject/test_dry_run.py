@@ -54,6 +54,7 @@ def script(tmp_path, monkeypatch):
     return lambda text: (tmp_path / "train.py").write_text(text)
 
 
+@pytest.mark.slow
 def test_a_trainer_is_met_before_it_trains(script, tmp_path, capfd):
     script(TRAINER)
     seen = dry_run(["train.py"], job.__name__, Preflight)

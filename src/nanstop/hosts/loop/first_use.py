@@ -12,7 +12,6 @@ from nanstop.hosts.patch_table import Table
 from nanstop.own_code import is_library
 from nanstop.replay.function_modes import OwnMode, put_on, take_off
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.places import user_frame
 
 __tracebackhide__ = passes_through
 
@@ -49,6 +48,8 @@ class FirstUse(OwnMode):
         self._left -= 1
         if self._left < 0 or not _trains(func, args):
             return func(*args, **kwargs)
+        from nanstop.tracing.places import user_frame  # a script that trains nothing needs none
+
         frame = user_frame()
         if frame is None or is_library(frame.f_code.co_filename):
             return func(*args, **kwargs)

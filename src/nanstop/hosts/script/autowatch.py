@@ -263,6 +263,8 @@ def _functional(
 ) -> Any:
     """Stand in for ``torch.func.grad`` and ``grad_and_value``, as above."""
     made = original(function, argnums, has_aux)
+    if sys.modules["torch"].compiler.is_compiling():  # a graph is to have torch's own
+        return made
     if is_library(sys._getframe(2).f_code.co_filename):
         return made
     from nanstop.hosts.loop.functional import Functional

@@ -113,7 +113,7 @@ class ModuleRanges:
             self._inside = torch.is_grad_enabled()
 
     def _left(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_compiling() or torch._C._is_tracing():
             return  # a graph is to have none of this
         name = self._names.get(id(module))
         wanted = self._inside or torch.is_grad_enabled()

@@ -89,7 +89,7 @@ class LoopState:
         """
         return (
             not torch.compiler.is_compiling()  # before what a compiler cannot look into
-            and not torch.jit.is_tracing()
+            and not torch._C._is_tracing()
             and not (self.paused or self._is_left)
             and self._owner.get("trains") in (None, threading.get_ident())
             and get_worker_info() is None

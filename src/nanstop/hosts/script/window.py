@@ -269,7 +269,9 @@ def inner_module(module: nn.Module) -> nn.Module:
     """
     module = on_one_rank(module)
     compiled = module._modules.items()  # TorchScript holds them in no dict
-    return next((part for name, part in compiled if name == "_orig_mod"), module)
+    return next(
+        (part for name, part in compiled if name == "_orig_mod" and part is not None), module
+    )
 
 
 def is_trainable(module: nn.Module) -> bool:

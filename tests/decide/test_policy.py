@@ -75,7 +75,7 @@ def test_what_is_not_proven_is_not_applied(verdict):
 def test_a_remedy_that_changes_training_waits_for_allow():
     action, _ = act(Policy(), found=proof(CLIP))
     assert action.kind == "skip"
-    assert '"clip" is not allowed' in action.reason
+    assert 'waits to be allowed: "clip"' in action.reason
     action, _ = act(Policy(allow=("clip",)), found=proof(CLIP))
     assert (action.kind, action.atoms) == ("redo", (CLIP,))
 
@@ -268,7 +268,7 @@ def test_gradients_that_a_script_writes_to_are_not_made_anew():
     action, state = act(Policy(allow=("drop_sample",)), found=dropped, **written)
     assert (action.kind, state.losses(0).num) == ("skip", 1)
     assert "those made anew would lack" in action.reason
-    assert "is not allowed" in act(Policy(), found=dropped, **written)[0].reason
+    assert "waits to be allowed" in act(Policy(), found=dropped, **written)[0].reason
     assert act(Policy(), found=None, replays_clean=True, **written)[0].kind == "skip"
 
 

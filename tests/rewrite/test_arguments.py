@@ -78,6 +78,10 @@ CHANGED = [
     ("lr", "0.1", "Arguments(learning_rate=RATE)", "Arguments(learning_rate=RATE * 0.1)"),
     ("lr", "0.1", "Arguments()", "Arguments(learning_rate=2e-05)"),
     ("lr", "0.1", "Decay(net.parameters(), lr=0.3)", "Decay(net.parameters(), lr=0.03)"),
+    ("lr", "0.1", "Decay(p, 0.3, (0.9, 0.99))", "Decay(p, 0.03, (0.9, 0.99))"),
+    ("lr", "0.1", "Decay(p, RATE)", "Decay(p, RATE * 0.1)"),
+    ("weight_decay", "0.01", "Decay(p, 0.3)", "Decay(p, 0.3, weight_decay=0.01)"),
+    ("weight_decay", "0.01", "Decay(p, 0.3, b, 1e-8, 9)", "Decay(p, 0.3, b, 1e-8, 9)"),
     (
         "optimizer_eps",
         "1e-08",
@@ -122,6 +126,8 @@ CHANGED = [
         'c = Config(attn_implementation="eager")\nm = AutoModelForCausalLM.from_config(c)',
     ),
     ("loss_scale", "0.5", "torch.amp.GradScaler()", "torch.amp.GradScaler(init_scale=512.0)"),
+    ("loss_scale", "0.5", "torch.amp.GradScaler(d, 2.0)", "torch.amp.GradScaler(d, 512.0)"),
+    ("loss_scale", "0.5", "torch.cuda.amp.GradScaler(2.0)", "torch.cuda.amp.GradScaler(512.0)"),
 ]
 
 

@@ -386,9 +386,7 @@ def _why_not_repaired(policy: Policy, proof: Proof | None) -> str:
         return "a remedy lets the step pass, but it was not shown to be as good as float32"
     names = sorted({f'"{atom.remedy}"' for atom in _not_allowed(policy, proof)})
     what = "leaving it out" if proof.verdict == "isolated" else "the proven remedy"
-    if len(names) == 1:
-        return f"{what} changes training, and {names[0]} is not allowed"
-    return f"{what} changes training, and {' and '.join(names)} are not allowed"
+    return f"{what} would change what is trained, and waits to be allowed: {', '.join(names)}"
 
 
 def _require_number(name: str, value: object, *, whole: bool, least: int) -> None:

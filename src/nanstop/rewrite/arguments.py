@@ -22,6 +22,10 @@ _OPTIMIZERS |= {"Adafactor", "Lion", "AdamW8bit", "Adam8bit", "PagedAdamW8bit", 
 _NUMBERS = {"clip": "max_grad_norm", "optimizer_eps": "adam_epsilon"}
 _NUMBERS |= {"weight_decay": "weight_decay"}
 _OF_OPTIMIZER = {"learning_rate": "lr", "adam_epsilon": "eps", "weight_decay": "weight_decay"}
+_PLACES = {"lr": 1}
+"""Where an optimizer is given its rate by place."""
+_SCALERS_OF_A_DEVICE = ("cuda.amp.GradScaler", "cpu.amp.GradScaler")
+"""Others are given the device first."""
 _NOT_MODELS = ("Tokenizer", "Processor", "Config", "FeatureExtractor")
 _FORMAT = ("dtype", "torch_dtype")
 _HALF = ("float16", "half")
@@ -54,12 +58,22 @@ def scaled(rate: float, atom: Atom) -> float:
     return float(f"{rate * float(atom.value):.6g}")
 
 
-def with_keyword(source: Source, call: ast.Call, name: str, value: str) -> list[Edit]:
-    """Return the edits that give a call this keyword; none where it has it already."""
-    given = next((one for one in call.keywords if one.arg == name), None)
+def given_to(call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
+    """Return what a call is given by this keyword, or in this place."""
+    named = (one.value for one in call.keywords if one.arg == name)
+    placed = call.args[place : place + 1] if place is not None else []
+    return next(named, placed[0] if placed else None)
+
+
+def with_keyword(
+    source: Source, call: ast.Call, name: str, value: str, place: int | None = None
+) -> list[Edit]:
+    """Return the edits that give a call this keyword, or what is in its ``place``; none where it
+    has it already.
+    """
+    given = given_to(call, name, place)
     if given is not None:
-        known = source.segment(given.value)
-        return [] if known == value else [Edit(*source.span(given.value), value)]
+        return [] if source.segment(given) == value else [Edit(*source.span(given), value)]
     end = source.span(call)[1] - 1
     last = max((source.span(one)[1] for one in (*call.args, *call.keywords)), default=None)
     if last is None:
@@ -117,15 +131,16 @@ def _set(source: Source, atom: Atom, facts: RunFacts) -> list[Edit]:
     for call in optimizers if own else _configs(source):
         for key, value in settings_of(atom, facts).items():
             name = _OF_OPTIMIZER[key] if own else key
-            edits += with_keyword(source, call, name, _scaled_text(source, call, name, atom, value))
+            place = _PLACES.get(name) if own else None
+            if own and place is None and len(call.args) > 1 + max(_PLACES.values()):
+                continue  # which of the others stands where hangs on the optimizer
+            given = given_to(call, name, place)
+            edits += with_keyword(source, call, name, _text(source, given, atom, value), place)
     return edits
 
 
-def _scaled_text(
-    source: Source, call: ast.Call, name: str, atom: Atom, value: str | bool | float
-) -> str:
-    """Return a value as code; a learning rate that stands there times the factor."""
-    given = next((one.value for one in call.keywords if one.arg == name), None)
+def _text(source: Source, given: ast.expr | None, atom: Atom, value: str | bool | float) -> str:
+    """Return a value as code; a learning rate that is ``given`` there times the factor."""
     if atom.remedy != "lr" or given is None:
         return literal(value)
     number = number_of(given)
@@ -282,8 +297,12 @@ def _loss_scale(source: Source, atom: Atom, facts: RunFacts) -> list[Edit]:
     if not facts.scaler:
         return []
     scale = repr(facts.scaler * float(atom.value))
-    made = [node for name, node in calls(source) if name == "GradScaler"]
-    return [edit for node in made for edit in with_keyword(source, node, "init_scale", scale)]
+    edits: list[Edit] = []
+    for name, node in calls(source):
+        if name == "GradScaler":
+            of_device = (source.qualified(node.func) or "").endswith(_SCALERS_OF_A_DEVICE)
+            edits += with_keyword(source, node, "init_scale", scale, 0 if of_device else 1)
+    return edits
 
 
 def _optimizer_swap(source: Source, atom: Atom, facts: RunFacts) -> list[Edit]:

@@ -263,9 +263,8 @@ def _functional(
 ) -> Any:
     """Stand in for ``torch.func.grad`` and ``grad_and_value``, as above."""
     made = original(function, argnums, has_aux)
-    if sys.modules["torch"].compiler.is_compiling():  # a graph is to have torch's own
-        return made
-    if is_library(sys._getframe(2).f_code.co_filename):
+    compiler = sys.modules["torch"].compiler  # a graph is to have torch's own
+    if compiler.is_compiling() or is_library(sys._getframe(2).f_code.co_filename):
         return made
     from nanstop.hosts.loop.functional import Functional
 
@@ -397,3 +396,5 @@ def _finish() -> None:
         except TrainingStopped as stop:  # the script is over: nothing is left that could catch it
             sys.last_value = stop
             _log.warning("nanstop: %s", stop)
+        except KeyboardInterrupt:  # whole are the incidents that were told
+            _log.warning("nanstop: interrupted while the end of the run was written")

@@ -79,7 +79,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title="a validation has left the model in evaluation mode",
         cause=cause,
         confidence="likely",
-        lines=("model.train() after the validation, or at the start of each epoch",),
+        lines=("call model.train() after the validation, or at the start of each epoch",),
         where=facts.host,
         seen=sighting(evidence, "forward", since=mode.num_train),
     ).at(mode.at)

@@ -232,8 +232,10 @@ def _put_back(held: dict[str, Any], values: Mapping[str, Any], present: Set[str]
 
 
 def _numbers_of(optimizer: Optimizer | None) -> dict[str, Any]:
-    """Return what an optimizer counts in attributes of its own, or is yet to count."""
-    held = vars(optimizer) if optimizer is not None else {}
+    """Return what an optimizer counts in attributes of its own, or is yet to count: an engine in
+    its place counts more than its updates.
+    """
+    held = vars(optimizer) if isinstance(optimizer, Optimizer) else {}
     return {name: value for name, value in held.items() if isinstance(value, int | float | None)}
 
 

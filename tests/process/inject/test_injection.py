@@ -372,7 +372,14 @@ def test_a_trainer_of_transformers_is_watched_by_its_own_adapter(folder):
     assert rows["incidents"]
 
 
-@pytest.mark.parametrize("first", ["Trainer", "PreTrainedModel", "LlamaForCausalLM"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        "Trainer",
+        pytest.param("PreTrainedModel", marks=pytest.mark.slow),
+        pytest.param("LlamaForCausalLM", marks=pytest.mark.slow),
+    ],
+)
 def test_whatever_is_imported_first_is_watched(folder, first):
     """transformers' trainer imports its models, and is in the table of modules by then."""
     (folder / "imports.py").write_text(

@@ -53,6 +53,7 @@ def test_s1_is_cured_by_the_planted_norm_in_float32(tmp_path):
     assert healthy(trainer)
 
 
+@pytest.mark.slow
 def test_s4_logs_an_astronomical_loss_then_zero(tmp_path):
     logs, finite = train(reward.build(setup_for(tmp_path, 50)))
     assert 1e33 < logs[0]["loss"] < 1e35

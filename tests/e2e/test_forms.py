@@ -273,12 +273,10 @@ def shared_in_the_loss(net, b):
     return (given.sum(-1) / b["m"].sum(-1)).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "needs"),
-    [
-        (shared_in_the_model, True),
-        pytest.param(shared_in_the_loss, False, marks=pytest.mark.slow),
-    ],
+    [(shared_in_the_model, True), (shared_in_the_loss, False)],
 )
 def test_a_saved_model_needs_what_its_own_forward_needs(loss, needs, capsys):
     torch.manual_seed(0)
@@ -376,7 +374,8 @@ torch.save(net.state_dict(), sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("reentrant", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("reentrant", [False, True])
 def test_a_form_holds_in_what_checkpointing_runs_again(tmp_path, reentrant):
     """Torch takes a mode off the stack while it handles ``backward``."""
     clamped = "torch.sqrt(spread.clamp(min=torch.finfo(spread.dtype).tiny))"
@@ -496,6 +495,7 @@ def energy(scores):
     return scores.pow(2).sum() / 1024
 
 
+@pytest.mark.slow
 def test_a_line_of_the_loss_that_overflows_in_half_is_computed_in_float32():
     """The line alone is what a person would change: no module holds it."""
     torch.manual_seed(0)

@@ -52,6 +52,7 @@ def folder(tmp_path):
     return place
 
 
+@pytest.mark.slow
 def test_a_script_has_its_lines_and_names_in_a_folder_of_any_name(folder):
     ended = run(folder, "train.py", "bad")
     assert ended.out == b"trained\n", ended.err

@@ -22,6 +22,7 @@ def audited(folder, *what, **options):
     return results, [one for one in found if one["code"] == "NS603"], told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["loop", pytest.param("trainer", marks=pytest.mark.slow)])
 def test_devices_that_agree_are_left_in_peace(tmp_path, program):
     _, plain, _ = run(tmp_path / "plain", program, "none", watched=False, seconds=120)

@@ -16,7 +16,7 @@ MOST = {
     "loop, accumulation 8": 410,
     "script, accumulation 8": 2400,
     "loop, scaler": 163,
-    "script, scaler": 720,
+    "script, scaler": 745,
     "SFT": 400,
     "DPO": 400,
 }

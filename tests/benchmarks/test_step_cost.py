@@ -14,7 +14,7 @@ MOST = {
     "script": 545,
     "trainer, accumulation 8": 715,
     "loop, accumulation 8": 410,
-    "script, accumulation 8": 2400,
+    "script, accumulation 8": 2480,
     "loop, scaler": 163,
     "script, scaler": 745,
     "SFT": 400,

@@ -15,6 +15,7 @@ from nanstop.hosts.script import autowatch
 from nanstop.localize.localize import localize
 from nanstop.records import Diagnosis, Report
 from nanstop.replay.rerun import attempt, rerun
+from nanstop.report.text.run_end import RunEnd
 from nanstop.session.factory import opener
 from nanstop.store.incidents import Store
 from noticed import noticed
@@ -92,6 +93,15 @@ def investigated(path, source, *, on_failure="observe", **values):
     policy = Policy(on_failure=on_failure)
     opening = opener(policy, store, news.append, opened=autowatch.opened)
     return run_script(path, source, opening, **values), news
+
+
+def assert_left_alone(folder, source):
+    """Assert of a script without its fault that it hears nothing, and ends bitwise as alone."""
+    plain = run_script(folder / "plain.py", source, BAD=False)
+    healthy, news = investigated(folder / "healthy.py", source, BAD=False)
+    assert all(isinstance(one, RunEnd) for one in news)
+    assert healthy["losses"] == plain["losses"]
+    assert same(healthy["PARAMETERS"], plain["PARAMETERS"])
 
 
 def with_findings(folder, source):

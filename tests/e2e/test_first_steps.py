@@ -1,11 +1,10 @@
 """A loop without an optimizer is run again from its very first step on."""
 
 import pytest
-import torch
 from torch.overrides import _get_current_function_mode_stack
 
 from e2e.scripts import HEAD
-from loop_scripts import investigated, run_script
+from loop_scripts import assert_left_alone, investigated, run_script
 from nanstop.hosts.loop.first_use import MOST_CALLS
 from nanstop.hosts.script import autowatch
 from nanstop.report.text.run_end import RunEnd
@@ -63,11 +62,7 @@ def script(make, length, update):
 @pytest.mark.parametrize("name", CASES)
 def test_the_first_step_of_a_loop_by_hand(tmp_path, name):
     source = script(*CASES[name])
-    plain = run_script(tmp_path / "plain.py", source, BAD=False)
-    healthy, news = investigated(tmp_path / "healthy.py", source, BAD=False)
-    assert all(isinstance(one, RunEnd) for one in news)
-    assert healthy["losses"] == plain["losses"]
-    assert all(map(torch.equal, healthy["PARAMETERS"], plain["PARAMETERS"]))
+    assert_left_alone(tmp_path, source)
     _, news = investigated(tmp_path / "bad.py", source, BAD=True)
     report = news[0]
     assert report.diagnoses[0].code in ("NS304", "NS206")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from e2e.scripts import HEAD
-from loop_scripts import investigated, run_script
+from loop_scripts import assert_left_alone, investigated, run_script
 from nanstop.report.text.run_end import RunEnd
 
 HEAD = HEAD.replace('BAD = "bad" in sys.argv\n', "")
@@ -47,11 +47,7 @@ STEPS = {
 @pytest.mark.parametrize("name", STEPS)
 def test_gradients_of_a_function(tmp_path, name):
     source = HEAD + LOOP.replace("STEP", STEPS[name])
-    plain = run_script(tmp_path / "plain.py", source, BAD=False)
-    healthy, news = investigated(tmp_path / "healthy.py", source, BAD=False)
-    assert all(isinstance(one, RunEnd) for one in news)
-    assert healthy["losses"] == plain["losses"]
-    assert all(map(torch.equal, healthy["PARAMETERS"], plain["PARAMETERS"]))
+    assert_left_alone(tmp_path, source)
     _, news = investigated(tmp_path / "bad.py", source, BAD=True)
     report = news[0]
     assert report.diagnoses[0].code == "NS304"

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from nanstop.numerics.tensors import HALF, format_name
-from nanstop.records import LostSumRow, op_name
+from nanstop.records import LostSumRow
+from nanstop.tracing.op_patches import LookOfSome
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_ops
 
@@ -39,21 +40,21 @@ class _Chain:
     index: int
 
 
-class RunningSums:
-    """Called with each op; keeps the sums of half precision that are made term by term.
+class RunningSums(LookOfSome):
+    """Keeps the sums of half precision that are made term by term.
 
     Reads both operands of such additions, and synchronises the device at them.
     """
+
+    ops = frozenset({"add", "add_"})
 
     def __init__(self) -> None:
         self._open: OrderedDict[tuple[int, torch.Size], _Chain] = OrderedDict()
 
     def __call__(
-        self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]
+        self, index: int, _func: Any, args: Any, kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
-        if op_name(str(func)) not in ("add", "add_") or kwargs or len(args) != 2:
-            return None
-        if torch._C._current_graph_task_id() != -1 or not _is_term(args[0], args[1]):
+        if kwargs or len(args) != 2 or not _is_term(args[0], args[1]):
             return None
         first, second = args[0].detach(), args[1].detach()
         chain = self._taken(first)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nanstop.records import CancelledRow, op_name
 from nanstop.tracing import operators
-from nanstop.tracing.op_patches import SecondRun
+from nanstop.tracing.op_patches import LookOfSome, SecondRun
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_loss, first_ops
 
@@ -35,21 +35,23 @@ LEAST_LOSS = 0.01
 MOST_TRIED = 4
 
 
-class Cancellations:
-    """Called with each op; keeps the indices of differences that are made of roundings."""
+class Cancellations(LookOfSome):
+    """Keeps the indices of differences that are made of roundings: not those of a backward, which
+    adds up what cancels.
+    """
+
+    ops = operators.ADDITIVE
 
     def __init__(self) -> None:
         self.found: list[int] = []
 
     def __call__(
-        self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
+        self, index: int, _func: Any, args: Any, _kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
-        if op_name(str(func)) not in operators.ADDITIVE or len(args) < 2:
+        if len(args) < 2:
             return None
         first, second = args[:2]
         if not _is_float32(first) or not _is_float32(second) or first.shape != second.shape:
-            return None
-        if torch._C._current_graph_task_id() != -1:  # backward adds up what cancels
             return None
         size = first.detach().flatten()[:MOST_ELEMENTS].abs()
 

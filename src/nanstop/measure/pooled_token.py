@@ -13,13 +13,13 @@ from torch import Tensor
 from nanstop.numerics.tensors import ramp
 from nanstop.records import op_name
 from nanstop.replay.step import Step
-from nanstop.tracing.op_patches import SecondRun
+from nanstop.tracing.op_patches import LookOfSome, SecondRun
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_loss, first_ops, look_again
 
 
-class Pooling:
-    """Called with each op of a step's first micro-batch; keeps those that read one token of each
+class Pooling(LookOfSome):
+    """Of a step's first micro-batch, keeps ops that read one token of each
     row at padding: how many rows.
 
     Padding is where its ``attention_mask`` is 0; without one, where a table of embeddings has its
@@ -29,6 +29,8 @@ class Pooling:
     have to have padding. It counts where no other place is read of a tensor of that shape: a loop
     over the tokens reads each.
     """
+
+    ops, in_backward = frozenset({"select_backward", "embedding", "index"}), None
 
     def __init__(self, step: Step) -> None:
         self.found: dict[int, int] = {}

@@ -14,6 +14,7 @@ from nanstop.numerics.tensors import HALF, format_name, in_float64
 from nanstop.records import CoarseRow, op_name
 from nanstop.replay.step import Step
 from nanstop.tracing import operators
+from nanstop.tracing.op_patches import LookOfSome
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import record
 from nanstop.tracing.recorder import Op, Trace, Value
@@ -48,8 +49,10 @@ def coarse_rows(step: Step, *, micros: Iterable[int] | None = None) -> tuple[Coa
     return tuple(sorted(found.values(), key=lambda row: -row.error))
 
 
-class WholeNumbersInHalf:
-    """Called with each op; notes whether any writes whole numbers in half precision."""
+class WholeNumbersInHalf(LookOfSome):
+    """Notes whether any op writes whole numbers in half precision."""
+
+    ops, in_backward = _WRITE_COUNTS, None
 
     def __init__(self) -> None:
         self.are_there = False
@@ -57,9 +60,9 @@ class WholeNumbersInHalf:
     def __call__(
         self, _index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
-        base = operators.traits(func).base
-        if self.are_there or base not in _WRITE_COUNTS:
+        if self.are_there:
             return None
+        base = operators.traits(func).base
 
         def done(result: Any) -> None:
             is_half = isinstance(result, Tensor) and result.dtype in HALF

@@ -26,12 +26,11 @@ def checksums(tensors: Iterable[Tensor]) -> list[int]:
     threads. Tensors of equal elements in equal places have equal checksums, whatever their strides.
     Reads each once; synchronises each device once.
     """
-    sums = Checksums()
-    return Checksums.values([sums.of(tensor) for tensor in tensors])
+    return Checksums().all_of(tensors)
 
 
 class Checksums:
-    """Makes them one at a time, to be read together."""
+    """Makes them one at a time, to be read together. The numbers of places are made once."""
 
     def __init__(self) -> None:
         self._weights: dict[torch.device, Tensor] = {}
@@ -46,6 +45,10 @@ class Checksums:
         if known is None or known.numel() < longest:
             known = self._weights[device] = _weights(longest, device)
         return _checksum(tensor, known)
+
+    def all_of(self, tensors: Iterable[Tensor]) -> list[int]:
+        """Return the checksum of each dense tensor. Synchronises each device once."""
+        return self.values([self.of(tensor) for tensor in tensors])
 
     @staticmethod
     def values(sums: Sequence[Tensor]) -> list[int]:
@@ -62,10 +65,16 @@ def _checksum(tensor: Tensor, weights: Tensor) -> Tensor:
     words = _words(tensor)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for number, start in enumerate(range(0, words.numel(), _CHUNK)):
-        part = words[start : start + _CHUNK].to(torch.int64)
-        chunk = (part * weights[: part.numel()]).sum()
+        part = words[start : start + _CHUNK]
+        chunk = _product(part, weights[: part.numel()])
         total += chunk * _signed(_mixed(number) | 1)
     return total
+
+
+def _product(words: Tensor, weights: Tensor) -> Tensor:
+    if words.device.type == "cpu":  # a third of the time; other devices have it for floats alone
+        return torch.dot(words.to(torch.int64), weights)
+    return (words * weights).sum()
 
 
 def _words(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import zip_longest
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,11 +17,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanstop.frozen import frozen
 from nanstop.numerics.tensors import bad_mask, is_measurable
+from nanstop.records import op_name
 from nanstop.replay.rng import rng_kept
 from nanstop.tracing.op_details import operands_of, outputs_of, replaced_in
 from nanstop.tracing.recorder import is_counted
 
 Look = Callable[[int, Any, Any, Mapping[str, Any]], "Callable[[Any], None] | None"]
+
+
+class LookOfSome:
+    """A look that is called with some operations alone: those whose names (``records.op_name``) are
+    in ``ops``, all where it is None, and whether the engine of autograd runs them or not
+    (``in_backward``, both where it is None).
+    """
+
+    ops: ClassVar[frozenset[str] | None] = None
+    in_backward: ClassVar[bool | None] = False
+
+    def reads(self, name: str, *, in_backward: bool) -> bool:
+        return self.in_backward in (None, in_backward) and (self.ops is None or name in self.ops)
 
 
 class SecondRun(TorchDispatchMode):
@@ -35,7 +49,15 @@ class SecondRun(TorchDispatchMode):
     def __init__(self, *looks: Look) -> None:
         super().__init__()
         self._looks = looks
+        self._readers: dict[tuple[Any, bool], tuple[Look, ...]] = {}
         self._count = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Take no part in torch's guard against compiling what a mode does, which costs as much as
+        a small op: second runs are eager.
+        """
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -47,7 +69,7 @@ class SecondRun(TorchDispatchMode):
         index = self._count
         self._count += 1
         afterwards: list[Callable[[Any], None]] = []
-        for look in self._looks:
+        for look in self._readers_of(func):
             with suppress(Exception):
                 done = look(index, func, args, kwargs)
                 if done is not None:
@@ -57,6 +79,18 @@ class SecondRun(TorchDispatchMode):
             with suppress(Exception):
                 done(result)
         return result
+
+    def _readers_of(self, func: Any) -> tuple[Look, ...]:
+        in_backward = torch._C._current_graph_task_id() != -1
+        known = self._readers.get((func, in_backward))
+        if known is None:
+            name = op_name(str(func))
+            known = self._readers[func, in_backward] = tuple(
+                look
+                for look in self._looks
+                if not isinstance(look, LookOfSome) or look.reads(name, in_backward=in_backward)
+            )
+        return known
 
     def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Return what the op numbered ``index`` gives; for those who run one of them otherwise."""

@@ -27,6 +27,7 @@ from nanstop.records import BackwardRow
 from nanstop.replay.conditions import unrecorded
 from nanstop.replay.rng import rng_kept
 from nanstop.replay.undo import NOTHING
+from nanstop.tracing.op_patches import LookOfSome
 from nanstop.tracing.places import line_text
 
 if TYPE_CHECKING:
@@ -42,8 +43,10 @@ _FAR = 1e-2
 _NUM_DIRECTIONS = 8
 
 
-class Backwards:
-    """Called with each op of a run; keeps the functions whose backward is deaf."""
+class Backwards(LookOfSome):
+    """Keeps the functions whose backward is deaf."""
+
+    in_backward = True
 
     def __init__(self) -> None:
         self.deaf: dict[type[Function], None] = {}
@@ -54,7 +57,7 @@ class Backwards:
     ) -> Callable[[Any], None] | None:
         graph = torch._C._current_graph_task_id()
         # A forward may have gradients of its own, and checkpoints have one graph each.
-        if graph != -1 and graph not in self._graphs and len(self._graphs) < MOST_GRAPHS:
+        if graph not in self._graphs and len(self._graphs) < MOST_GRAPHS:
             self._graphs.add(graph)
             for node in _functions(torch._C._current_autograd_node()):
                 node.register_hook(partial(self._asked, ref(node)))

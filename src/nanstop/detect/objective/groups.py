@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nanstop.numerics.tensors import ramp
 from nanstop.records import ObjectiveRow, op_name
-from nanstop.tracing.op_patches import OtherResult
+from nanstop.tracing.op_patches import LookOfSome, OtherResult
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_loss, first_ops
 
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 MOST_MEANS = 8
 
 
-class Groups:
-    """Called with each op; keeps, by the op's index, how many values are less their own mean."""
+class Groups(LookOfSome):
+    """Keeps, by the op's index, how many values are less their own mean."""
+
+    ops = frozenset({"mean", "sub"})
 
     def __init__(self) -> None:
         self.found: dict[int, int] = {}
@@ -38,12 +40,11 @@ class Groups:
     def __call__(
         self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
-        base = op_name(str(func))
-        if torch._C._current_graph_task_id() != -1 or not args or not isinstance(args[0], Tensor):
+        if not args or not isinstance(args[0], Tensor):
             return None
-        if base == "mean":
+        if op_name(str(func)) == "mean":
             return self._kept(args[0].detach())
-        if base == "sub" and isinstance(args[1], Tensor) and self._is_own_mean(*args[:2]):
+        if isinstance(args[1], Tensor) and self._is_own_mean(*args[:2]):
             self.found[index] = args[0].numel()
         return None
 

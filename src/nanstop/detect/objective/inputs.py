@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nanstop.detect.objective.answers import falls_without_end, takes_logits_of_labels
-from nanstop.detect.objective.labels import LIKELIHOODS, picked
+from nanstop.detect.objective.labels import LIKELIHOODS, PICKS, picked
 from nanstop.detect.standstill import moved
 from nanstop.localize.provenance import KEEPS
 from nanstop.localize.slicing import writers
 from nanstop.numerics.trained import held_by
 from nanstop.records import ObjectiveRow, op_kind, op_name
-from nanstop.tracing.op_patches import Look, SecondRun
+from nanstop.tracing.op_patches import Look, LookOfSome, SecondRun
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import look_again, record
 
@@ -88,10 +88,12 @@ def _with_other_weights(step: Step, micro: int, share: float, asked: Set[int]) -
     return look
 
 
-class _Operands:
-    """Called with each op; keeps of those that end an objective what was odd about their operand,
+class _Operands(LookOfSome):
+    """Keeps of the ops that end an objective what was odd about their operand,
     by index. ``overflowed``: those of ``asked`` whose operand was not finite.
     """
+
+    ops = frozenset({"exp", "mul", _BINARY}) | _NORMALISE | _ALIGNMENTS | _SQUASHES | PICKS
 
     def __init__(self, asked: Set[int] = frozenset()) -> None:
         self.odd: dict[int, Given] = {}

@@ -17,7 +17,7 @@ from torch import Tensor
 from nanstop.detect.objective.fetched import FETCHES
 from nanstop.records import ObjectiveRow, op_name
 from nanstop.records.vocabulary import IGNORED_LABEL
-from nanstop.tracing.op_patches import SecondRun, displace
+from nanstop.tracing.op_patches import LookOfSome, SecondRun, displace
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_ops
 
@@ -29,12 +29,16 @@ LEAST_LABELS = 8
 FURTHEST = 3
 """Places by which labels are looked for beyond their own."""
 LIKELIHOODS = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
+PICKS = LIKELIHOODS | {"gather", "index"}
+"""Operations that may take one class of each row."""
 
 
-class Picks:
-    """Called with each op; keeps the tokens of each table and the labels by which rows are picked
+class Picks(LookOfSome):
+    """Keeps the tokens of each table and the labels by which rows are picked
     from, by the op's index.
     """
+
+    ops = PICKS | {"embedding"}
 
     def __init__(self) -> None:
         self.tokens: dict[int, Tensor] = {}
@@ -44,8 +48,6 @@ class Picks:
         self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
         base = op_name(str(func))
-        if torch._C._current_graph_task_id() != -1:
-            return None
         if base == "embedding" and args[1].dim() == 2 and args[1].numel() <= MOST_LABELS:
             self.tokens[index] = args[1].detach().clone()
         labels = picked(base, args)

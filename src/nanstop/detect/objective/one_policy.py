@@ -22,7 +22,7 @@ from nanstop.detect.objective.ratios import MOST_TRIED, are_compared, place_of
 from nanstop.detect.objective.references import last_trained, written
 from nanstop.detect.standstill import noises
 from nanstop.records import RatioRow, op_name
-from nanstop.tracing.op_patches import OtherResult, SecondRun
+from nanstop.tracing.op_patches import LookOfSome, OtherResult, SecondRun
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_loss, first_ops, look_again
 
@@ -35,8 +35,8 @@ _MOVED = 0.5
 """By how much of their size weights are moved."""
 
 
-class OnePolicy:
-    """Called with each op; keeps differences of log-probabilities whose exponential is taken, a
+class OnePolicy(LookOfSome):
+    """Keeps differences of log-probabilities whose exponential is taken, a
     gradient coming to one side alone, and what was read with a graph and without. Synchronises the
     device at differences.
     """
@@ -52,8 +52,6 @@ class OnePolicy:
     def __call__(
         self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
-        if torch._C._current_graph_task_id() != -1:
-            return None
         base, has_graph = op_name(str(func)), torch.is_grad_enabled()
         self.read[has_graph].update(id(one) for one in args if isinstance(one, nn.Parameter))
         if base == "embedding":

@@ -20,6 +20,7 @@ from nanstop.detect.objective.labels import MovedTable, Picks
 from nanstop.detect.standstill import moved
 from nanstop.records import ObjectiveRow
 from nanstop.tracing.bindings import handed_on_after
+from nanstop.tracing.op_patches import LookOfSome
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_ops
 
@@ -34,8 +35,8 @@ READ, UNREAD = 1e-3, 1e-5
 """Of the size of what a loss or a row is: by more and by less it changes."""
 
 
-class Masks:
-    """Called with each op; keeps what is asked for number by number: bool operands of values, by
+class Masks(LookOfSome):
+    """Keeps what is asked for number by number: bool operands of values, by
     the op's index.
     """
 
@@ -45,11 +46,10 @@ class Masks:
     def __call__(
         self, index: int, _func: Any, args: Any, _kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
-        if torch._C._current_graph_task_id() == -1:
-            tensors = [one for one in args if isinstance(one, Tensor)]
-            masks = [one for one in tensors if one.dtype == torch.bool and one.dim() > 1]
-            if masks and any(one.is_floating_point() for one in tensors):
-                self.found[index] = masks[0].detach().clone()
+        tensors = [one for one in args if isinstance(one, Tensor)]
+        masks = [one for one in tensors if one.dtype == torch.bool and one.dim() > 1]
+        if masks and any(one.is_floating_point() for one in tensors):
+            self.found[index] = masks[0].detach().clone()
         return None
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nanstop.records import ObjectiveRow
 from nanstop.replay.collectives import other
-from nanstop.tracing.op_patches import SecondRun
+from nanstop.tracing.op_patches import LookOfSome, SecondRun
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_loss, first_ops
 
@@ -33,8 +33,8 @@ FAR = 16.0
 """Times that, by which a loss differs whose targets are others."""
 
 
-class Pairs:
-    """Called with each op; keeps those that meet every output with every target, by the op's
+class Pairs(LookOfSome):
+    """Keeps ops that meet every output with every target, by the op's
     index: the place of the targets among the operands, and how many rows there are.
     """
 
@@ -44,8 +44,6 @@ class Pairs:
     def __call__(
         self, index: int, _func: Any, args: Any, _kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
-        if torch._C._current_graph_task_id() != -1:
-            return None
         first, second = args[:2]
         if not isinstance(first, Tensor) or not isinstance(second, Tensor):
             return None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nanstop.detect.objective.inputs import TOLERANCE
 from nanstop.records import RatioRow, op_name
-from nanstop.tracing.op_patches import OtherResult
+from nanstop.tracing.op_patches import LookOfSome, OtherResult
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_loss, first_ops
 
@@ -26,14 +26,16 @@ _MOST_NATS = 700.0
 """Beyond it the ratio is no number of float64."""
 
 
-class Ratios:
-    """Called with each op; keeps the largest exponential of a difference of log-probabilities, by
+class Ratios(LookOfSome):
+    """Keeps the largest exponential of a difference of log-probabilities, by
     the op's index.
 
     Two tensors without a number above 0 are such where a gradient comes to one alone: a policy, and
     what it is compared with. Of a difference of sums over answers those of their tokens are asked.
     Synchronises the device at sums, differences and their exponentials.
     """
+
+    ops = frozenset({"sub", "exp", "sum"})
 
     def __init__(self) -> None:
         self.largest: dict[int, float] = {}
@@ -47,8 +49,6 @@ class Ratios:
         self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
         base = op_name(str(func))
-        if base not in ("sub", "exp", "sum") or torch._C._current_graph_task_id() != -1:
-            return None
 
         def done(result: Any) -> None:
             if base == "sum":

@@ -21,7 +21,7 @@ from nanstop.records import ObjectiveRow, op_name
 from nanstop.replay.step import gradients_of
 from nanstop.replay.untouched import TensorMemory, address
 from nanstop.tracing.bindings import memory_given_at
-from nanstop.tracing.op_patches import SecondRun
+from nanstop.tracing.op_patches import LookOfSome, SecondRun
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_loss, first_ops, look_again
 
@@ -46,8 +46,8 @@ squared."""
 _STAYS = 0.01
 
 
-class Equals:
-    """Called with each op; keeps, by the op's index, the differences that are exactly 0 of two
+class Equals(LookOfSome):
+    """Keeps, by the op's index, the differences that are exactly 0 of two
     tensors in places of their own, a gradient coming to one alone, and the parameters that are
     read. Synchronises the device at differences.
     """
@@ -59,8 +59,6 @@ class Equals:
     def __call__(
         self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
-        if torch._C._current_graph_task_id() != -1:
-            return None
         self.read |= {id(one): one for one in args if isinstance(one, nn.Parameter)}
         if op_name(str(func)) != "sub" or not _are_two(*args[:2]):
             return None

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from nanstop.numerics.checksums import checksums
+from nanstop.numerics.checksums import Checksums
 from nanstop.numerics.tensors import is_plain
 from nanstop.numerics.trained import held_by
 from nanstop.records import SourceLine
@@ -74,14 +74,15 @@ def parameters_to_compare(model: DistributedDataParallel) -> dict[str, Tensor]:
     return {name: p for name, p in named if name not in ignored and is_plain(p)}
 
 
-def copy_of(model: DistributedDataParallel, number: int, step: int) -> Copy:
+def copy_of(model: DistributedDataParallel, number: int, step: int, sums: Checksums) -> Copy:
     """Return this rank's copy after the ``number``-th backward, no update being counted. Reads
     weights and gradients once; synchronises each device.
     """
     parameters = parameters_to_compare(model)
     known = {id(parameter) for parameter in model._module_parameters}
     gradients = {name: p.grad for name, p in parameters.items()}
-    weights, arrived = _by_place(parameters, parameters), _by_place(parameters, gradients)
+    weights = _by_place(sums, parameters, parameters)
+    arrived = _by_place(sums, parameters, gradients)
     return Copy(
         number=number,
         step=step,
@@ -97,6 +98,7 @@ def at_update(
     model: DistributedDataParallel,
     optimizer: Optimizer,
     written_at: tuple[SourceLine, ...],
+    sums: Checksums,
 ) -> Copy:
     """Return a copy with what an optimizer is about to take. Reads gradients and state once;
     synchronises each device.
@@ -111,20 +113,20 @@ def at_update(
     }
     return replace(
         copy,
-        consumed=_by_place(dict.fromkeys(copy.names), gradients),
-        states=tuple(zip(states, checksums(states.values()), strict=True)),
+        consumed=_by_place(sums, dict.fromkeys(copy.names), gradients),
+        states=tuple(zip(states, sums.all_of(states.values()), strict=True)),
         options=tuple(_options(optimizer)),
         written_at=written_at,
     )
 
 
 def _by_place(
-    names: Mapping[str, Any], given: Mapping[str, Tensor | None]
+    sums: Checksums, names: Mapping[str, Any], given: Mapping[str, Tensor | None]
 ) -> tuple[int | None, ...]:
     """Return the checksum of each name's tensor, None where it has none that is dense."""
     plain = {name: given.get(name) for name in names}
     dense = {name: one for name, one in plain.items() if one is not None and is_plain(one)}
-    found = dict(zip(dense, checksums(dense.values()), strict=True))
+    found = dict(zip(dense, sums.all_of(dense.values()), strict=True))
     return tuple(found.get(name) for name in names)
 
 

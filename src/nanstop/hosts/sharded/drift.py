@@ -35,6 +35,7 @@ from nanstop.hosts.sharded.copies import (
     has_hook,
     parameters_to_compare,
 )
+from nanstop.numerics.checksums import Checksums
 from nanstop.records import ReplicaFacts, SourceLine, codec
 
 EVERY = 512
@@ -59,6 +60,8 @@ class Drift:
         self._num_updates = self._num_local = 0
         self._updated: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         """After which backward each optimizer has made its last update."""
+        self._sums = Checksums()
+        """Of the present copy: the numbers of places are let go with it."""
         self._copy: Copy | None = None
         """The last that was written down."""
         self._equal: Copy | None = None
@@ -105,7 +108,8 @@ class Drift:
         if self._is_over or copy is None or copy.number != self._number or copy.consumed:
             return
         try:
-            self._copy = at_update(copy, model, optimizer, written_at)
+            self._copy = at_update(copy, model, optimizer, written_at, self._sums)
+            self._sums = Checksums()
         except Exception as error:  # nanstop is never the reason a run dies
             _log.warning("nanstop: copies are no longer compared (%s)", error)
             self._end()
@@ -121,7 +125,7 @@ class Drift:
         if self._rank == 0 and self._wiped is not None:
             self._board.wipe(*(self._at(kind, self._wiped) for kind in ("digest", "equal", "odd")))
         self._wiped = self._equal
-        copy = copy_of(model, self._number, step)
+        copy = copy_of(model, self._number, step, self._sums)
         copy = replace(copy, num_updates=self._num_updates, num_local=self._num_local)
         self._copy = copy
         alike = self._board.agrees(self._at("digest", copy), copy.digest)

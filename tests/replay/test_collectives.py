@@ -17,12 +17,13 @@ from nanstop.replay.rerun import attempt, communicates
 
 @pytest.fixture(autouse=True)
 def group(tmp_path, monkeypatch):
-    # Which an undone run sets and puts back, here two at once.
+    # Both of which an undone run sets and puts back, here two at once.
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     store = distributed.FileStore(str(tmp_path / "store"), 1)
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
+    torch.compiler.set_stance("default")
 
 
 def step(loss):

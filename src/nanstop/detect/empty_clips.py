@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -42,15 +42,15 @@ class EmptyClips:
         self._calls: list[_Call] = []
         self._is_over = False
 
-    def clipped(self, parameters: Sequence[Tensor], limit: float, line: Line) -> None:
-        """Note what is about to be clipped. Reads gradients, which synchronises, in the first
-        updates alone.
+    def clipped(self, parameters: Sequence[Tensor], limit: float, line: Callable[[], Line]) -> None:
+        """Note what is about to be clipped, and the line that clips it. Reads gradients, which
+        synchronises, in the first updates alone.
         """
         if self._is_over or len(self._calls) >= MOST_CALLS or not math.isfinite(limit):
             return
         present = [p.grad for p in parameters if p.grad is not None]
         is_empty = not any(one.is_sparse or bool(one.any()) for one in present)
-        self._calls.append(_Call(parameters, limit, line, is_empty))
+        self._calls.append(_Call(parameters, limit, line(), is_empty))
 
     def updating(self, optimizer: Optimizer) -> ClippingFacts | None:
         """Return what an optimizer's first updates have shown, once. Synchronises the device where

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,7 +14,10 @@ from torch import Tensor
 
 from nanstop.frozen import frozen
 from nanstop.numerics.tensors import dense_parts, floats
+from nanstop.numerics.trained import gradients_held
 from nanstop.records import GradientTally
+
+_IS_SPARSE = attrgetter("is_sparse")
 
 
 @frozen
@@ -75,15 +79,16 @@ def total_norm(parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
 
     Of sparse gradients it is that of their values.
     """
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    return norm_of_gradients(gradients, norm_type)
+    return norm_of_gradients(gradients_held(parameters), norm_type)
 
 
 def norm_of_gradients(
     gradients: Sequence[Tensor], norm_type: float = 2.0, foreach: bool | None = None
 ) -> Tensor:
     """Return the norm of some gradients, as ``total_norm`` does."""
-    dense = [g._values() if g.is_sparse else g for g in gradients]
+    dense = gradients
+    if any(map(_IS_SPARSE, gradients)):
+        dense = [g._values() if g.is_sparse else g for g in gradients]
     return torch.nn.utils.get_total_norm(dense, norm_type, foreach=foreach)
 
 
@@ -92,7 +97,7 @@ def norm_here(parameters: Iterable[Tensor]) -> Tensor | None:
     several, the norm itself would make all of them meet.
     """
     with torch.no_grad():
-        given: list[Any] = [p.grad for p in parameters if p.grad is not None]
+        given: list[Any] = gradients_held(parameters)
         held = [one.to_local() if hasattr(one, "to_local") else one for one in given]
         return norm_of_gradients(held) if held else None
 

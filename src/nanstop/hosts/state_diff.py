@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from operator import is_
+from itertools import compress
+from operator import is_, is_not
 from typing import Any
 
 import torch
@@ -32,7 +33,6 @@ data, not books that are kept.
 """
 _MAX_NUMEL = 4096
 
-Notes = dict[str, Any]
 Attributes = MutableMapping[str, Any]
 
 
@@ -99,38 +99,78 @@ class _Tensor:
 _KINDS = (_Mapping, _Sequence, _Set, _Long, _Tensor)
 
 
-def note(table: Attributes, since: Notes | None = None) -> Notes:
+@frozen
+class Notes:
+    """``values``: entries as they were; ``inner``: notes of those that are more than a reference.
+
+    Tables of a trainer have dozens of entries and are noted in every step: what most of them are,
+    unchanged, is asked of all at once.
+    """
+
+    values: dict[str, Any]
+    inner: dict[str, Any]
+
+    def entry(self, name: str) -> Any:
+        """Return an entry, as a note where it is more than a reference."""
+        return self.inner.get(name, self.values.get(name, _ABSENT))
+
+    def only(self, names: Iterable[str]) -> Notes:
+        """Return the notes of some entries, as far as they were there."""
+        values = {name: self.values[name] for name in names if name in self.values}
+        return Notes(values, {name: self.inner[name] for name in values if name in self.inner})
+
+
+NOTHING = Notes({}, {})
+
+
+def note(table: Attributes, since: Notes = NOTHING) -> Notes:
     """Return the present entries of ``table``, the attributes of an object mostly.
 
     Small tensors are copied on their device, nothing synchronises. ``since``: an earlier note, of
     which what has not changed is taken over: it costs no copy, and is the same in both.
     """
-    earlier, notes = since or {}, dict(table)
-    for name, value in table.items():
-        if type(value) in _NOTED:
-            known: Any = earlier.get(name)
-            same = type(known) in _KINDS and known.ref is value and known.is_now()
-            notes[name] = known if same else _note(value, 0)
-    return notes
+    values = dict(table)
+    others = _replaced(values, since.values)
+    inner = {
+        name: noted
+        for name, noted in since.inner.items()
+        if noted.is_now() and values.get(name) is noted.ref
+    }
+    if len(inner) < len(since.inner):
+        others += since.inner.keys() - inner.keys()
+    for name in others:
+        if type(values.get(name)) in _NOTED and name not in inner:
+            noted = _note(values[name], 0)
+            if isinstance(noted, _KINDS):
+                inner[name] = noted
+    return Notes(values, inner)
+
+
+def _replaced(values: dict[str, Any], earlier: dict[str, Any]) -> list[str]:
+    """Return the names of entries that are other objects than earlier."""
+    if list(values) == list(earlier):
+        return list(compress(values, map(is_not, values.values(), earlier.values())))
+    return [name for name, value in values.items() if earlier.get(name, _ABSENT) is not value]
 
 
 def tensors(notes: Notes) -> Iterator[torch.Tensor]:
     """Return the tensors that were copied."""
-    return (noted.ref for noted in notes.values() if isinstance(noted, _Tensor))
+    return (noted.ref for noted in notes.inner.values() if isinstance(noted, _Tensor))
 
 
 def changed(before: Notes, after: Notes) -> set[str]:
     """Return names of entries that differ between two notes of one table."""
-    names = [n for n, v in after.items() if before.get(n, _ABSENT) is not v]
-    names += before.keys() - after.keys()
-    return {n for n in names if not _same(before.get(n, _ABSENT), after.get(n, _ABSENT))}
+    names = {*_replaced(after.values, before.values), *(before.values.keys() - after.values.keys())}
+    old, new = before.inner, after.inner
+    names |= {name for name in old.keys() | new.keys() if old.get(name) is not new.get(name)}
+    return {name for name in names if not _same(before.entry(name), after.entry(name))}
 
 
 def restore(table: Attributes, notes: Notes, names: Iterable[str]) -> None:
     """Put the named entries back, containers and tensors in place."""
     for name in names:
-        if name in notes:
-            table[name] = _put(notes[name])
+        if name in notes.values:
+            table[name] = _put(notes.entry(name))
         else:
             table.pop(name, None)
 
@@ -158,7 +198,7 @@ def advance(table: Attributes, before: Notes, after: Notes, names: Iterable[str]
     Items appended to a list are appended, keys are merged, anything else takes the later value.
     """
     for name in names:
-        old, new = before.get(name, _ABSENT), after.get(name, _ABSENT)
+        old, new = before.entry(name), after.entry(name)
         if _same(old, new):
             continue
         if new is _ABSENT:

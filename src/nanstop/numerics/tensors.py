@@ -25,7 +25,7 @@ _MOST_OBJECTS, _LONGEST = 64, 256
 """Objects of other classes that are looked into, and containers of theirs: one may lead to a whole
 data set.
 """
-_HOLD_NOTHING = frozenset({bool, int, float, str, bytes, type(None)})
+_HOLD_NOTHING = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device})
 _DISPATCH = "__torch_dispatch__"
 _NO_DISPATCH = getattr(torch.Tensor, _DISPATCH)
 

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Iterable
+from functools import partial
+from itertools import chain, filterfalse
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from nanstop.frozen import frozen
 
-_REQUIRES_GRAD = attrgetter("requires_grad")
+_REQUIRES_GRAD, _GRADIENT = attrgetter("requires_grad"), attrgetter("grad")
+_IS_NONE = partial(is_, None)
+T = TypeVar("T")
 
 
 def held_by(optimizer: Any) -> list[Tensor]:
     """Return the parameters of an optimizer, or of what has groups as one; none of None."""
     return list(chain.from_iterable(_groups(optimizer)))
+
+
+def gradients_held(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return the gradients that there are, in order."""
+    return without_none(map(_GRADIENT, parameters))
+
+
+def without_none(values: Iterable[T | None]) -> list[T]:
+    """Return the values that are not None. Asked of all parameters in each step, so without a line
+    of Python for each.
+    """
+    return list(filterfalse(_IS_NONE, values))  # pyright: ignore[reportReturnType]
 
 
 def _groups(optimizer: Any) -> list[list[Tensor]]:

@@ -18,6 +18,36 @@ class OwnMode(TorchFunctionMode):
     """A mode of nanstop's, in which the script's calls are what they are without it."""
 
 
+class PassingMode(OwnMode):
+    """A mode that comes and goes. ``lingers``: it could not be taken off, and is to do nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_on = self.lingers = False
+
+    def start(self) -> bool:
+        """Put it on the stack, not where the script has a function mode of its own; return whether
+        it is there.
+        """
+        if is_crowded():
+            return False
+        put_on(self)
+        self.is_on = True
+        return True
+
+    def stop(self) -> bool:
+        """Take it off the stack, wherever in it it is. Return whether it was there.
+
+        Inside an op that raised it cannot be taken off: torch holds it and puts it back. It
+        ``lingers`` then, and a later ``stop`` succeeds.
+        """
+        if not self.is_on:
+            return False
+        was_on = take_off(self)
+        self.lingers = self.is_on = not was_on
+        return was_on
+
+
 class _ThreadEnd:
     """Empties the stack of a thread that ends, while the interpreter still knows the thread.
 

@@ -6,6 +6,7 @@ Counting is that of the recorder, without its ranges: such a run costs little mo
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import zip_longest
@@ -25,7 +26,7 @@ from nanstop.tracing.recorder import is_counted
 Look = Callable[[int, Any, Any, Mapping[str, Any]], "Callable[[Any], None] | None"]
 
 
-class LookOfSome:
+class LookOfSome(ABC):
     """A look that is called with some operations alone: those whose names (``records.op_name``) are
     in ``ops``, all where it is None, and whether the engine of autograd runs them or not
     (``in_backward``, both where it is None).
@@ -33,6 +34,12 @@ class LookOfSome:
 
     ops: ClassVar[frozenset[str] | None] = None
     in_backward: ClassVar[bool | None] = False
+
+    @abstractmethod
+    def __call__(
+        self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any], /
+    ) -> Callable[[Any], None] | None:
+        """Look at an operation that is about to run; return what is to see its result."""
 
     def reads(self, name: str, *, in_backward: bool) -> bool:
         return self.in_backward in (None, in_backward) and (self.ops is None or name in self.ops)

@@ -271,7 +271,8 @@ class Calls:
             accounts.drop()
             raise
         self._state.mark_gradients()
-        self._state.account(accounts.after_backward, user_line())
+        if accounts.is_looking:
+            self._state.account(accounts.after_backward, user_line())
         self._state.watch_writes()
         return result
 

@@ -66,7 +66,7 @@ class Judge:
         """
         window, ending = self._state.window, Ending()
         self._state.drop()
-        first, seen = not window.judged, {id(p) for p in parameters}
+        first, seen = not window.judged, set(map(id, parameters))
         if not first and seen <= window.judged and not window.closed:
             return ending
         if window.failed and (window.closed or window.vetoed):  # already looked into

@@ -31,7 +31,7 @@ from nanstop.hosts.script.judge import Judge
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.window import clip_norm, norm_of
 from nanstop.hosts.sharded.engine import Engine, engine_class
-from nanstop.numerics.trained import held_by
+from nanstop.numerics.trained import gradients_held, held_by
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import user_line
 
@@ -117,7 +117,7 @@ class Sinks:
         if not self._state.idle:
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        self._empty_clips.clipped(parameters, float(max_norm), user_line())
+        self._empty_clips.clipped(parameters, float(max_norm), user_line)
         self._take_asked(lambda: parameters)
         if not self._state.window.micros or self._state.window.closed:
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
@@ -160,7 +160,8 @@ class Sinks:
         """
         with self._state.untaped(), self._state.unwatched():
             original(owner, *args, **kwargs)
-        self._state.account(self._state.accounts.wrote, user_line())
+        if self._state.accounts.is_looking:
+            self._state.account(self._state.accounts.wrote, user_line())
         if self._state.idle:
             self._state.window.forget_cleared()
 
@@ -237,15 +238,23 @@ class Sinks:
             self._judge.judge_again(held, norm_here(held), optimizer)
         if self._judge.controller.session is None:
             window.updated_at = user_line()
-        unseen = [p for p in held if id(p) not in window.judged]
-        if window.closed or any(p.grad is not None for p in unseen):
-            self._judge.judge(unseen, norm_here(unseen), optimizer)
+        self._judge_unseen(held, optimizer)
         if window.vetoed or self._judge.is_settled(optimizer):
             update.held.take(held)
         elif not window.failed:
-            self._state.account(self._state.accounts.updating, optimizer, user_line())
+            if self._state.accounts.is_looking:
+                self._state.account(self._state.accounts.updating, optimizer, user_line())
             self._judge.learned(clipping=self._empty_clips.updating(optimizer))
         return None
+
+    def _judge_unseen(self, held: Sequence[Tensor], optimizer: Optimizer) -> None:
+        """Have the gradients of an optimizer judged that no earlier sink saw."""
+        window = self._state.window
+        if not window.closed and window.judged.issuperset(map(id, held)):
+            return
+        unseen = [p for p in held if id(p) not in window.judged]
+        if window.closed or gradients_held(unseen):
+            self._judge.judge(unseen, norm_here(unseen), optimizer)
 
     def after_update(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """Put held back gradients where the script left them; an optimizer's post-hook."""

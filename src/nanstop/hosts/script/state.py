@@ -157,15 +157,18 @@ class LoopState:
         for tape in self._lingering:
             tape.stop()
         self._lingering.clear()
-        if self._tape is not None:
-            self._tape.stop()
-            if self._tape.lingers:
-                self._lingering.append(self._tape)
-        self.micro = self._early = None
+        tape = self._tape
+        if tape is not None:
+            tape.stop()
+            if tape.lingers:
+                self._lingering.append(tape)
+        self.micro = None
+        if self._early is not None and (self.by_hand or not self._early.is_blank):
+            self._early = None
 
     def account(self, look: Callable[..., Any], *given: Any) -> Any:
         """Return what the accounts look at now."""
-        return self.accounts.guarded(look, *given)
+        return self.accounts.guarded(look, *given) if self.accounts.is_looking else None
 
     def watch_writes(self) -> None:
         """Have the lines that write to gradients noted, where an account asks for them."""
@@ -229,8 +232,9 @@ class LoopState:
         See ``Tape``.
         """
         wanted = self._takes_outer and not self.compiles_functions
-        if self._early is not None and not self._early.is_on and self.idle:
-            self._early.start()
+        early = self._early
+        if early is not None and (wanted or not early.is_blank) and not early.is_on and self.idle:
+            early.start()
         elif self._tape is None and wanted and self.idle:
             tape = self._new_tape("cpu")
             if tape.start():

@@ -24,6 +24,7 @@ from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.measure.followed import Line
 from nanstop.measure.loss_graph import LEAST_SCALE
 from nanstop.numerics.tensors import by_torch_alone, nonfinite
+from nanstop.numerics.trained import gradients_held
 from nanstop.records import Phase
 from nanstop.records.facts import BY_HAND
 from nanstop.replay.snapshot import BufferNotes
@@ -146,7 +147,7 @@ class ScriptWindow:
         """
         if self.scaler is None or "unscale" in self.sinks or self.is_rewritten:
             return False
-        return any(self.gradients or ()) and any(p.grad is not None for p in parameters)
+        return bool(self.gradients) and any(p.grad is not None for p in parameters)
 
     def let_go_of_scaler(self, parameters: Sequence[Tensor]) -> bool:
         """Forget the scaler where an update takes gradients that are still scaled; return whether
@@ -291,7 +292,7 @@ def norm_of(
     parameters: Sequence[Tensor], norm_type: float = 2.0, foreach: bool | None = None
 ) -> Tensor | None:
     """Return the norm as ``clip_grad_norm_`` computes it, or None without gradients."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients = gradients_held(parameters)
     return norm_of_gradients(gradients, norm_type, foreach) if gradients else None
 
 

@@ -44,7 +44,7 @@ from nanstop.hosts.tape.tape_functions import (
 from nanstop.hosts.tape.tensors import autocast_state, saved_hooks
 from nanstop.hosts.tape.unrepeated import Unrepeated
 from nanstop.numerics.tensors import by_torch_alone, is_in_place, tensors, version
-from nanstop.replay.function_modes import OwnMode, is_crowded, is_on, put_on, take_off
+from nanstop.replay.function_modes import PassingMode, is_on
 from nanstop.replay.rng import RngState
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import user_frame
@@ -59,7 +59,7 @@ TapedOperand = tuple[Tensor, int, Slot | None]
 """A tensor among a call's arguments, its version before the call, its slot if it has one."""
 
 
-class Tape(OwnMode):
+class Tape(PassingMode):
     """Records while it is on the stack of function modes.
 
     Model calls and ``backward`` are added by ``call``.
@@ -85,7 +85,7 @@ class Tape(OwnMode):
         self.left = LeftBehind()
         self.unrepeated = Unrepeated()
         self.num_ops = self.num_outer = self.num_passed = 0
-        self.takes_outer, self.lingers = True, False
+        self.takes_outer = True
         self.looked_at: tuple[Slot | None, Tensor] | None = None
         self.losses, self.asked = list[int](), list[int]()
         self.cuts: Cuts | None = None
@@ -98,7 +98,6 @@ class Tape(OwnMode):
         self._numbers = Numbers()
         self._held, self._lent = HeldData(), Lent()
         self._given: set[int] = set()
-        self.is_on = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -153,6 +152,12 @@ class Tape(OwnMode):
         known = self.slot if func in NOT_REPEATED else None
         self.unrepeated.follow((*args, *kwargs.values()), result, known=known)
         return result
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether it has seen nothing yet and may go on."""
+        is_seen = self.calls or self.num_outer or self.num_passed or self.unrepeated.made
+        return not (is_seen or self.problem or self.lingers)
 
     @property
     def ends_refused(self) -> bool:
@@ -373,28 +378,8 @@ class Tape(OwnMode):
         """Return, in order, the calls that the losses depend on; ``how``: see ``calls_for``."""
         return calls_for((*self.losses, *self.asked), self.calls, self._first_of_model or 0, **how)
 
-    def start(self) -> bool:
-        """Record ops from here on: not where the script has a function mode of its own."""
-        if is_crowded():
-            return False
-        put_on(self)
-        self.is_on = True
-        return True
-
     def stop_for_call(self) -> bool:
         """Stop it so as to have a call of its own; return whether it was on: not inside of one that
         it records just now (an operation of ``torch.library`` is a function of autograd's).
         """
         return self.is_on and is_on(self) and self.stop()
-
-    def stop(self) -> bool:
-        """Take the tape off the stack of function modes, wherever in it it is.
-
-        Return whether it was there. Inside an op that raised it cannot be taken off: torch holds
-        it and puts it back. It ``lingers`` then, records nothing any more, and a later ``stop``
-        succeeds.
-        """
-        was_on = take_off(self)
-        self.lingers = self.is_on and not was_on
-        self.is_on = self.is_on and not was_on
-        return was_on

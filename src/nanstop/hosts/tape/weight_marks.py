@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
+from operator import attrgetter, methodcaller
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
 
+from nanstop.frozen import frozen
 from nanstop.numerics.tensors import by_torch_alone
+from nanstop.numerics.trained import gradients_held, without_none
 
 _MOST = 64
 _MOST_GRADIENTS = 8
+_VERSION, _ADDRESS = attrgetter("_version"), methodcaller("data_ptr")
 
 
 class WeightMarks:
@@ -25,28 +30,40 @@ class WeightMarks:
     """
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[nn.Module, list[ref[Tensor]]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[nn.Module, _Sample] = WeakKeyDictionary()
 
     def of(self, modules: Iterable[nn.Module]) -> list[Any]:
         """Return the marks of now. No device work."""
         with by_torch_alone():
-            weights = [one() for module in modules for one in self._weights(module)]
-            return [None if one is None else (one._version, one.data_ptr()) for one in weights]
+            weights = _living([self._sample(module).weights for module in modules])
+            return [*map(_VERSION, weights), *map(_ADDRESS, weights)]
 
     def of_gradients(self, modules: Iterable[nn.Module]) -> list[Any]:
-        """Return the marks of their gradients as they are now. No device work."""
-        marks: list[Any] = []
+        """Return the marks of their gradients as they are now; none where there are none. No device
+        work.
+        """
         with by_torch_alone():
-            for module in modules:
-                weights = self._weights(module)
-                for one in weights[:: 1 + len(weights) // _MOST_GRADIENTS]:
-                    weight = one()
-                    gradient = weight.grad if weight is not None else None
-                    marks.append(None if gradient is None else (id(gradient), gradient._version))
-        return marks
+            samples = [self._sample(module).with_gradients for module in modules]
+            gradients = gradients_held(_living(samples))
+            return [*map(id, gradients), *map(_VERSION, gradients)]
 
-    def _weights(self, module: nn.Module) -> list[ref[Tensor]]:
-        if module not in self._known:
+    def _sample(self, module: nn.Module) -> _Sample:
+        known = self._known.get(module)
+        if known is None:
             plain = [p for p in module.parameters() if p.requires_grad and type(p) is nn.Parameter]
-            self._known[module] = [ref(p) for p in plain[:: 1 + len(plain) // _MOST]]
-        return self._known[module]
+            refs: list[ref[Tensor]] = [ref(p) for p in plain[:: 1 + len(plain) // _MOST]]
+            fewer = refs[:: 1 + len(refs) // _MOST_GRADIENTS]
+            known = self._known[module] = _Sample(refs, fewer)
+        return known
+
+
+@frozen
+class _Sample:
+    """``with_gradients``: the weights whose gradients are looked at."""
+
+    weights: list[ref[Tensor]]
+    with_gradients: list[ref[Tensor]]
+
+
+def _living(refs: Iterable[list[ref[Tensor]]]) -> list[Tensor]:
+    return without_none(map(ref.__call__, chain.from_iterable(refs)))

@@ -54,8 +54,8 @@ class TrainerMicro:
     batch: Any = None
     advanced: bool = False
     rng: RngState | None = None
-    before: state_diff.Notes = field(default_factory=dict)
-    after: state_diff.Notes = field(default_factory=dict)
+    before: state_diff.Notes = state_diff.NOTHING
+    after: state_diff.Notes = state_diff.NOTHING
     buffers: Any = ()
     loss: Tensor | None = None
     taped: TapedMicro | None = None
@@ -101,8 +101,7 @@ class TrainerWindow:
         """Let go of notes that no replay of this window needs."""
         names = self.touched()
         for micro in self.micros:
-            micro.before = {n: v for n, v in micro.before.items() if n in names}
-            micro.after = {n: v for n, v in micro.after.items() if n in names}
+            micro.before, micro.after = micro.before.only(names), micro.after.only(names)
 
 
 class Reentry:
@@ -123,7 +122,7 @@ class Reentry:
         self.replaying: tuple[TrainerMicro, Any] | None = None
         """What is run again, of which batch: what the trainer calls then is no doing of the run."""
         self._rng = RngNotes()
-        self._noted: state_diff.Notes = {}
+        self._noted = state_diff.NOTHING
         """The last note of the trainer."""
         self._recording: TrainerMicro | None = None
 
@@ -131,7 +130,7 @@ class Reentry:
         """Take the model that is there now: preparation may have moved or replaced it."""
         self.root = compat.unwrapped(self.trainer.model)
         self.buffers = BufferNotes(self.root)
-        self._noted = {}
+        self._noted = state_diff.NOTHING
 
     def learning_rates(self) -> tuple[float, ...]:
         """Return the rate of each parameter group, and remember that the host had it."""

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import (
 from nanstop.records import FORMAT_MAX, TensorStats, formats
 
 HALF = tuple(getattr(torch, name) for name in formats.HALF)
-_NOT_LOOKED_INTO = (nn.Module, type, FunctionType, MethodType, ModuleType)
+_NOT_LOOKED_INTO = (nn.Module, type, FunctionType, MethodType, ModuleType, torch.ScriptObject)
 _MOST_OBJECTS, _LONGEST = 64, 256
 """Objects of other classes that are looked into, and containers of theirs: one may lead to a whole
 data set.
@@ -62,7 +62,7 @@ def _collect(values: Iterable[Any], found: list[Tensor], objects: set[int] | Non
         elif is_dataclass(value) and not isinstance(value, type):
             names = [field.name for field in fields(value)]  # one may have no value yet
             _collect([getattr(value, name, None) for name in names], found, objects)
-        elif hasattr(value, "__dict__") and not isinstance(value, _NOT_LOOKED_INTO):
+        elif not isinstance(value, _NOT_LOOKED_INTO) and hasattr(value, "__dict__"):
             known = set() if objects is None else objects
             if id(value) not in known and len(known) < _MOST_OBJECTS:
                 known.add(id(value))

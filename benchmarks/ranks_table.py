@@ -18,8 +18,8 @@ extrapolated rows lie on the line through the two largest runs that were counted
 {table}
 
 A healthy rank asks in its first backwards whether all are watched under the same policy, and after
-backwards 0, 1, 2, 4, 8 and so on whether its copy is that of the others,
-from 512 on after every 512th: the number of ranks makes no difference. In a failing step rank 0
+backwards 0, 1, 2, 4, 8, 64 and every 512th whether its copy is that of the others: the number
+of ranks makes no difference. In a failing step rank 0
 reads what each rank says to a question, and writes it down as one text, each answer once. Other
 ranks read that text; they wait for it at the store, without asking again and again. Host reads are
 those of one process: the norm that decides is one value a step.

@@ -2,7 +2,7 @@
 
 A backward that exchanges gradients ends on no rank before all have come to it, so its number is the
 same on all of them, and what they wrote down before it is there to be read: nobody waits for
-anyone. Copies are compared after backwards 0, 1, 2, 4, 8, ... and every 512th, by one digest; only
+anyone. Copies are compared after backwards 0, 1, 2, 4, 8, 64 and every 512th, by one digest; only
 where digests differ do ranks tell each other, over the next two backwards, what makes them up.
 """
 
@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from nanstop.detect.early_steps import is_early
 from nanstop.hosts.sharded.board import Board
 from nanstop.hosts.sharded.comparison import (
     as_text,
@@ -38,14 +37,14 @@ from nanstop.hosts.sharded.copies import (
 from nanstop.numerics.checksums import Checksums
 from nanstop.records import ReplicaFacts, SourceLine, codec
 
-EVERY = 512
+EARLY, EVERY = (0, 1, 2, 4, 8, 64), 512
 _log = logging.getLogger("nanstop")
 _Stage = Callable[[DistributedDataParallel, int], "ReplicaFacts | None"]
 
 
 def is_due(number: int) -> bool:
     """Return whether copies are compared after this backward."""
-    return number % EVERY == 0 if number > EVERY else is_early(number)
+    return number in EARLY or number % EVERY == 0
 
 
 class Drift:

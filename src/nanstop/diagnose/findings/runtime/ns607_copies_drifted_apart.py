@@ -3,7 +3,7 @@
 ## What happened
 `DistributedDataParallel` lets every rank have a copy of the model, and keeps them alike: all begin
 with the weights of rank 0, and each update takes the same gradients. Checksums of the weights, bit
-for bit, are compared after backwards 0, 1, 2, 4, 8 and so on, from 512 on after every 512th. They
+for bit, are compared after backwards 0, 1, 2, 4, 8 and 64, and after every 512th. They
 were not the same on all ranks. Nothing fails by that: every loss stays finite, each rank logs its
 own, and the checkpoint holds the copy of one of them.
 

@@ -6,7 +6,6 @@ import random
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,12 +27,14 @@ class RngState:
     devices: tuple[Tensor, ...]
 
 
-def note_rng() -> RngState:
-    """Return the state of every default generator. No device synchronisation."""
-    numpy = sys.modules.get("numpy")
+def note_rng(python: tuple[Any, ...] = ()) -> RngState:
+    """Return the state of every default generator. No device synchronisation. ``python``: an
+    earlier state of Python's, which is the one that is held where it is the present one.
+    """
+    numpy, present = sys.modules.get("numpy"), random.getstate()
     return RngState(
         torch=torch.get_rng_state(),
-        python=random.getstate(),
+        python=python if present == python else present,
         numpy=numpy.random.get_state() if numpy is not None else None,
         devices=random_states(),
     )
@@ -49,10 +50,9 @@ class RngNotes:
 
     def note(self) -> RngState:
         """Return what ``note_rng`` returns. No device synchronisation."""
-        noted = note_rng()
-        if noted.python != self._python:
-            self._python = noted.python
-        return replace(noted, python=self._python)
+        noted = note_rng(self._python)
+        self._python = noted.python
+        return noted
 
 
 @contextmanager

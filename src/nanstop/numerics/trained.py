@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, filterfalse
 from operator import attrgetter, is_
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -14,8 +14,10 @@ from torch.optim import Optimizer
 from nanstop.frozen import frozen
 
 _REQUIRES_GRAD, _GRADIENT = attrgetter("requires_grad"), attrgetter("grad")
-_IS_NONE = partial(is_, None)
-T = TypeVar("T")
+without_none: Callable[[Iterable[Any]], Iterator[Any]] = partial(filterfalse, partial(is_, None))
+"""Goes through the values that are not None: asked of all parameters in each step, so without a
+line of Python for each.
+"""
 
 
 def held_by(optimizer: Any) -> list[Tensor]:
@@ -25,14 +27,7 @@ def held_by(optimizer: Any) -> list[Tensor]:
 
 def gradients_held(parameters: Iterable[Tensor]) -> list[Tensor]:
     """Return the gradients that there are, in order."""
-    return without_none(map(_GRADIENT, parameters))
-
-
-def without_none(values: Iterable[T | None]) -> list[T]:
-    """Return the values that are not None. Asked of all parameters in each step, so without a line
-    of Python for each.
-    """
-    return list(filterfalse(_IS_NONE, values))  # pyright: ignore[reportReturnType]
+    return list(without_none(map(_GRADIENT, parameters)))
 
 
 def _groups(optimizer: Any) -> list[list[Tensor]]:

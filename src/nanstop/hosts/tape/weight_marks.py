@@ -35,7 +35,8 @@ class WeightMarks:
     def of(self, modules: Iterable[nn.Module]) -> list[Any]:
         """Return the marks of now. No device work."""
         with by_torch_alone():
-            weights = _living([self._sample(module).weights for module in modules])
+            refs = chain.from_iterable([self._sample(module).weights for module in modules])
+            weights = list(without_none(map(ref.__call__, refs)))
             return [*map(_VERSION, weights), *map(_ADDRESS, weights)]
 
     def of_gradients(self, modules: Iterable[nn.Module]) -> list[Any]:
@@ -43,8 +44,8 @@ class WeightMarks:
         work.
         """
         with by_torch_alone():
-            samples = [self._sample(module).with_gradients for module in modules]
-            gradients = gradients_held(_living(samples))
+            refs = chain.from_iterable([self._sample(one).with_gradients for one in modules])
+            gradients = gradients_held(without_none(map(ref.__call__, refs)))
             return [*map(id, gradients), *map(_VERSION, gradients)]
 
     def _sample(self, module: nn.Module) -> _Sample:
@@ -63,7 +64,3 @@ class _Sample:
 
     weights: list[ref[Tensor]]
     with_gradients: list[ref[Tensor]]
-
-
-def _living(refs: Iterable[list[ref[Tensor]]]) -> list[Tensor]:
-    return without_none(map(ref.__call__, chain.from_iterable(refs)))

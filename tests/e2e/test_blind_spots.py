@@ -317,6 +317,35 @@ def test_an_evaluation_in_a_loop(tmp_path, scope, large, read):
     assert "hidden.square()" in line_of(report)
 
 
+VALIDATED = """
+def validated():
+    with torch.no_grad():
+        logits = net(torch.randn(6, 8) * (1e3 if BAD else 1))
+        nothing = logits.argmax(-1)[:0].float().mean().item(), torch.tensor(float("nan")).item()
+        chances = torch.softmax(logits, -1)[:, :2]
+        return READ, nothing
+
+def objective(step, x, y):
+    return F.cross_entropy(net(x), y)
+"""
+
+
+@pytest.mark.parametrize("read", ["-chances.log().mean().item()", "float(-chances.log().sum())"])
+def test_a_loss_of_an_evaluation_whose_model_is_finite(tmp_path, read):
+    source = HEAD + VALIDATED.replace("READ", read)
+    report = told(tmp_path, source + STEPS.replace("loss.item()", "validated()"))
+    assert (report.diagnoses[0].code, report.localization.key.phase) == ("NS207", "evaluate")
+    assert "chances.log()" in line_of(report)
+
+
+def test_a_score_of_an_evaluation_that_is_no_loss(tmp_path):
+    """An accuracy over no row is NaN, and nobody trains on it."""
+    source = VALIDATED.replace("READ", "(logits.argmax(-1) == 5).float().log().mean().item()")
+    source = HEAD + source + STEPS.replace("loss.item()", "validated()")
+    _, news = investigated(tmp_path / "script.py", source, BAD=False)
+    assert all(isinstance(one, RunEnd) for one in news)
+
+
 COMPLEX = """
 class Net(nn.Module):
     def __init__(self):

@@ -5,7 +5,7 @@ change.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -19,10 +19,10 @@ from nanstop.errors import TrainingStopped
 from nanstop.hosts.ending import Ending
 from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.loop.moved_weights import has_moved
-from nanstop.hosts.loop.step import UnseenMicro
+from nanstop.hosts.loop.step import Micro, UnseenMicro
 from nanstop.hosts.script.closures import OpenUpdate
 from nanstop.hosts.script.state import LoopState
-from nanstop.hosts.script.steps import INSIDE, Steps
+from nanstop.hosts.script.steps import INSIDE, Steps, is_of_weights
 from nanstop.hosts.script.window import Refusal, ScriptWindow, inner_module
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
@@ -288,19 +288,24 @@ class Judge:
         self.judge(held_by(optimizers[0]), None, optimizers[0], can_redo=False)
         self.ended(optimizers[0])
 
-    def read_number(self, number: float) -> None:
+    def read_number(self, number: float, slot: int | None) -> None:
         """Report an evaluation if the script has read a number that is not finite, and what its
-        model returns is not finite either: the latest such call that it still is of.
+        model returns is not finite either: the latest such call that it still is of; else what has
+        made the number of it.
         """
         if not self._state.idle:
             return
-        for micro in self._state.evaluations.take(number):
-            with self.looking("an evaluation was not investigated"), torch.no_grad():
-                inner = inner_module(micro.module)
-                start = [self._state.buffers.add(inner)]
-                window = ScriptWindow(micros=[micro], roots={id(inner): inner}, start=start)
-                if self.controller.evaluated(self._steps.step(window, None, ()), number):
+        with self.looking("an evaluation was not investigated"), torch.no_grad():
+            for micro, called in self._state.read_of(slot, number):
+                step = self._steps.step(self._window_of(micro, called), None, ())
+                if is_of_weights(step, micro) and self.controller.evaluated(step, number):
                     return
+
+    def _window_of(self, micro: Micro, called: Iterable[nn.Module]) -> ScriptWindow:
+        """Return a window of one micro-batch that has called some models."""
+        roots = {id(root): root for root in map(inner_module, called)}
+        start = [self._state.buffers.add(root) for root in roots.values()]
+        return ScriptWindow(micros=[micro], roots=roots, start=start)
 
     def by_hand(self, parameters: Sequence[Tensor]) -> None:
         """Have a window settled whose gradients the script itself makes an update of: it ends with
@@ -384,14 +389,12 @@ class Judge:
         """
         if not isinstance(error, Exception) or not is_numeric(error) or not self._state.idle:
             return
-        called = map(inner_module, self._state.evaluations.modules)
-        roots = {id(root): root for root in called} or self._state.window.roots
-        bare = () if roots else [p for one in self._steps.updates for p in held_by(one)]
-        micro = self._state.refused_between_steps() if roots or bare else None
+        called = self._state.evaluations.modules or [*self._state.window.roots.values()]
+        bare = () if called else [p for one in self._steps.updates for p in held_by(one)]
+        micro = self._state.refused_between_steps() if called or bare else None
         if micro is None:
             return
-        start = [self._state.buffers.add(root) for root in roots.values()]
-        window = ScriptWindow(micros=[micro], roots=dict(roots), start=start)
+        window = self._window_of(micro, called)
         phase: Phase = "forward" if bare else "generate"
         with self.looking("the exception was not investigated"), suppress(TrainingStopped):
             self.controller.raised(self._steps.step(window, None, bare), error, phase)

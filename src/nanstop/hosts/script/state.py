@@ -21,7 +21,13 @@ from nanstop.hosts.loop.step import Micro, UnseenMicro
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.evaluations import Evaluations
 from nanstop.hosts.script.tape_budget import TapeBudget
-from nanstop.hosts.script.window import BufferGroup, ScriptWindow, device_of, inner_module
+from nanstop.hosts.script.window import (
+    BufferGroup,
+    RootSearch,
+    ScriptWindow,
+    device_of,
+    inner_module,
+)
 from nanstop.hosts.sharded.models import Exchangers, reduces
 from nanstop.hosts.tape.given_weights import inside_transform
 from nanstop.hosts.tape.left_behind import LeftBehind
@@ -70,7 +76,7 @@ class LoopState:
         self.on_error: Callable[[Exception], None] = lambda _: None
         self.accounts = GradientAccounts()
         self._writes = GradientWrites(self.accounts)
-        self.on_number: Callable[[float], None] = lambda _: None
+        self.on_number: Callable[[float, int | None], None] = lambda *_: None
         self.on_left: Callable[[str], None] = lambda _: None
         """Told why nothing is watched from here on."""
         self.evaluations = Evaluations()
@@ -312,6 +318,21 @@ class LoopState:
         self.drop()
         return TapedMicro(tape, self.rng.note(), self._marks)
 
+    def read_of(self, slot: int | None, number: float) -> Iterator[tuple[Micro, list[nn.Module]]]:
+        """Yield what a number that the script has read since the last step may be of, and the
+        models that were called: the evaluations, the latest first, and forget them; then what it
+        has made of them, with the number as its loss.
+        """
+        yield from ((one, [one.module]) for one in self.evaluations.take(number))
+        if slot is None or self._early is None or self._early.problem:
+            return
+        micro = TapedMicro(self._early, self.rng.note(), self._marks).until_now()
+        micro.tape.losses, micro.loss = [slot], torch.tensor(number)
+        called = [call.function for call in micro.tape.needed()]
+        modules = [one for one in called if isinstance(one, nn.Module)]
+        if modules:
+            yield micro, modules
+
     def _begun_tape(self, device: str) -> Tape:
         """Return the tape of a micro-batch that begins now.
 
@@ -368,36 +389,3 @@ class LoopState:
                 yield
         finally:
             self.in_backward = False
-
-
-class RootSearch:
-    """Looks at every model call until it ends: those that the loop itself makes are roots.
-
-    ``stand_in`` looks.
-    """
-
-    def __init__(self, table: Table) -> None:
-        self.stand_in: Callable[..., Any]
-        self._table = table
-        self.goes_on = False
-
-    def begin(self) -> None:
-        if not self.goes_on:
-            self.goes_on = True
-            self._table.replace(nn.Module, "__call__", self.stand_in)
-
-    def end(self) -> None:
-        if self.goes_on:
-            self.goes_on = False
-            self._table.restore(nn.Module, "__call__")
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Have modules' own ``__call__`` inside a root: compiled code must not see another one."""
-        goes_on = self.goes_on
-        self.end()
-        try:
-            yield
-        finally:
-            if goes_on:
-                self.begin()

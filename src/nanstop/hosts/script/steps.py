@@ -188,6 +188,16 @@ class Steps:
         return self._views[key]
 
 
+def is_of_weights(step: LoopStep, micro: Micro) -> bool:
+    """Return whether what a script has computed without gradients is of a model's weights as a loss
+    is. Undone; runs forward once more.
+    """
+    if not isinstance(micro, TapedMicro):
+        return True
+    with step.isolated():
+        return not micro.obstacle() and micro.is_loss()
+
+
 def _micros(window: ScriptWindow, replicas: Replicas) -> Sequence[Micro]:
     """Return what of a window can be run again: nothing of an engine that the ranks cannot have
     alone.

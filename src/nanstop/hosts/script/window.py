@@ -18,6 +18,7 @@ from nanstop.detect.sentinel import norm_of_gradients
 from nanstop.frozen import frozen
 from nanstop.hosts.loop.step import Micro
 from nanstop.hosts.model.view import PlainView
+from nanstop.hosts.patch_table import Table
 from nanstop.hosts.sharded.engine import inside_engine
 from nanstop.hosts.tape.tape_calls import variable_names
 from nanstop.hosts.tape.taped_micro import TapedMicro
@@ -66,6 +67,39 @@ class BufferGroup:
                 own = [values for each in noted for known, values in each if known is notes]
                 scope.enter_context(context(notes, *own))
             yield
+
+
+class RootSearch:
+    """Looks at every model call until it ends: those that the loop itself makes are roots.
+
+    ``stand_in`` looks.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self.stand_in: Callable[..., Any]
+        self._table = table
+        self.goes_on = False
+
+    def begin(self) -> None:
+        if not self.goes_on:
+            self.goes_on = True
+            self._table.replace(nn.Module, "__call__", self.stand_in)
+
+    def end(self) -> None:
+        if self.goes_on:
+            self.goes_on = False
+            self._table.restore(nn.Module, "__call__")
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Have modules' own ``__call__`` inside a root: compiled code must not see another one."""
+        goes_on = self.goes_on
+        self.end()
+        try:
+            yield
+        finally:
+            if goes_on:
+                self.begin()
 
 
 class HeldGradients:

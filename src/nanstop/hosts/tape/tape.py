@@ -70,17 +70,18 @@ class Tape(PassingMode):
     it recorded. ``num_outer``: how many others, and whatever it saw before a model call but for the
     ``num_passed`` times that a gradient was read or set. ``takes_outer``: whether it records those
     at all. ``on_error`` is told what such an op raises, ``on_number`` of a number that the script
-    reads before the first model call and that is not finite, ``on_write`` of a tensor that is about
-    to be written in place. ``looked_at``: the last scalar whose value, or whether it is finite, the
-    script asked for. ``losses``: slots of what is to be replayed, ``asked``: of gradients.
-    ``cuts``: see ``Cuts``. ``refused``: see ``ends_refused``. ``problem``: why it records no more.
+    reads before the first model call and that is not finite, with the slot of what it reads,
+    ``on_write`` of a tensor that is about to be written in place. ``looked_at``: the last scalar
+    whose value, or whether it is finite, the script asked for. ``losses``: slots of what is to be
+    replayed, ``asked``: of gradients. ``cuts``: see ``Cuts``. ``refused``: see ``ends_refused``.
+    ``problem``: why it records no more.
     """
 
     def __init__(self, device: str, on_error: Callable[[Exception], None]) -> None:
         super().__init__()
         self.device = device
         self.on_error = on_error
-        self.on_number: Callable[[float], None] = lambda _: None
+        self.on_number: Callable[[float, int | None], None] = lambda *_: None
         self.on_write: Callable[[Tensor], None] | None = None
         self.left = LeftBehind()
         self.unrepeated = Unrepeated()
@@ -194,7 +195,7 @@ class Tape(PassingMode):
         """Return a number that is read before a model call, and tell of one that is not finite."""
         number = func(*args, **kwargs)
         if isinstance(number, float) and not math.isfinite(number):
-            self.on_number(number)
+            self.on_number(number, self.slot(args[0]))
         return self._numbers.read_of(args[0], number, self.slot)
 
     def call(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -141,6 +141,19 @@ class TapedMicro:
         self.loss = seen
         self.tape.losses.append(slot.index)
         return True
+
+    def is_loss(self) -> bool:
+        """Return whether a gradient would come to a weight from what the script has made without
+        one, as it would not from an accuracy or a count. Runs forward once more.
+        """
+        values: dict[int, Tensor] = {}
+        with suppress(Exception):  # what is written in place where no gradient is taken
+            for call in self.tape.needed():
+                trained = copy.copy(call)
+                trained.grad = True
+                trained.play(values, {})
+            return any(values[slot].requires_grad for slot in self.tape.losses)
+        return False
 
     @property
     def made_at(self) -> Line:

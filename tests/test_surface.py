@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "e28c500bf545ad8f")
+REPORT_FORM = (1, "73d166a73e103d92")
 
 
 def test_names():

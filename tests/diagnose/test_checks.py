@@ -1072,6 +1072,55 @@ def test_weights_that_a_decay_makes_grow_are_no_matter_of_the_learning_rate():
     assert [atom.remedy for atom in first] == ["lr"]
 
 
+def test_the_schedule_that_raised_the_rate_is_named():
+    away = training_cases.climbing(
+        training_cases.LOSSES, training_cases.GRADIENT_NORMS, training_cases.EXPLODED
+    )
+    rates = Series(name="lr", steps=(0, 1, 2), values=(0.01, 0.1, 1.0))
+    source = SourceLine(file="train.py", line=8, function="f", text="s = LambdaLR(o, grow)")
+    facts = replace(away.incident.facts, schedule_at=source)
+    raised = replace(
+        away, series=(*away.series, rates), incident=replace(away.incident, facts=facts)
+    )
+    said = "raised from 0.01 to 1 by the schedule that train.py:8 makes: `s = LambdaLR(o, grow)`"
+    assert any(said in line for line in check("NS404", raised).lines)
+    steady = replace(raised, series=(*away.series, replace(rates, values=(0.1, 0.1, 0.1))))
+    assert not any("raised" in line for line in check("NS404", steady).lines)
+
+
+LINE = SourceLine(file="train.py", line=8, function="f", text="made = ...")
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "bad", "is_written", "title", "cure"),
+    [
+        ("aten.index.Tensor", (64, 1), {"nan": 1}, False, "variable", "(row 9 is one)"),
+        ("aten.sub.Tensor", (8,), {"nan": 1}, False, "variable", "in a column"),
+        ("aten.mul.Tensor", (4,), {"posinf": 1}, False, "variable", "0 in line 8: count with"),
+        ("aten.mul.Tensor", (), {"neginf": 1}, True, "constant", "a large finite number in line 8"),
+    ],
+)
+def test_what_a_variable_holds_and_how_it_is_read_says_what_to_mend(
+    op, shape, bad, is_written, title, cure
+):
+    read = event("float32", op=op, inputs=(stats("float32", shape=shape, **bad),))
+    place = localization(
+        read, "from_constant", culprit="y", made=LINE, made_before=True, is_written=is_written
+    )
+    found = check("NS506", evidence(place, batch=[batch_fact("y", bad_rows=(9,))]))
+    assert found.title == f"{title} not finite: `y`"
+    assert cure in found.usual_cure
+
+
+def test_a_divisor_that_has_a_name_is_named():
+    divisor = stats("float32", zeros=1, shape=(8,), name="batch[std]")
+    failed = replace(BY_ZERO, inputs=(stats("float32"), divisor))
+    assert (
+        "by `std` that is 0 in 1 of 8 elements"
+        in check("NS204", evidence(localization(failed))).cause
+    )
+
+
 def test_a_moment_that_was_lost_before_it_was_saved_needs_no_other_optimizer():
     lost = StateFault(name="w:exp_avg_sq", kind="vanished", num_bad=4)
     adam = OptimizerFacts(name="Adam", state_faults=(lost,))

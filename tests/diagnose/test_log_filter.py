@@ -133,14 +133,14 @@ def test_finding_names_the_first_failure_and_the_last_real_loss():
     diagnosis = RULE.check(run([HEALTHY, BROKEN]))
     assert diagnosis.confidence == "certain"
     assert "2 of 4 losses were not finite, the first at step 3, micro-batch 0" in diagnosis.cause
-    assert "2.25 in all" in diagnosis.cause
-    assert diagnosis.lines[0] == "the mean loss before it was 3"
+    assert "which made their sum 2.25 times as large" in diagnosis.cause
+    assert diagnosis.lines[0] == "the real loss before it was 3 on average"
 
 
 def test_finding_explains_zero():
     diagnosis = RULE.check(run([HEALTHY, DEAD]))
-    assert diagnosis.title.startswith("the logged loss 0 is an artefact")
-    assert "the running sum was still 0" in diagnosis.cause
+    assert diagnosis.title.startswith("the logged loss 0 is not the real one")
+    assert "and there was none: 0" in diagnosis.cause
 
 
 def test_finding_without_raw_losses_is_only_likely():
@@ -150,7 +150,7 @@ def test_finding_without_raw_losses_is_only_likely():
     )
     diagnosis = RULE.check(evidence)
     assert diagnosis.confidence == "likely"
-    assert diagnosis.lines[0] == "the mean loss before it was 0.6719"
+    assert diagnosis.lines[0] == "the real loss before it was 0.6719 on average"
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,7 @@ def test_a_constant_is_named_as_what_it_is(tmp_path, name):
     assert found.made_before
     assert found.made.text in made
     assert f"`{found.made.text}`" in best.lines[0]
+    assert best.title == f"variable not finite: `{name}`"
 
 
 BARE = """

@@ -64,7 +64,7 @@ def test_s5_qwen2_sft():
 def test_s4_reward():
     result = finished("s4-reward-half-head")
     assert 1e33 < result["symptom"][0]["loss"] < 1e35
-    assert "the mean loss before it was 0.69" in result["decoded"][0]
+    assert "the real loss before it was 0.69" in result["decoded"][0]
     assert result["code"] == "NS402"
     assert "NS102" in result["codes"]
     assert result["phase"] == "optimizer"

@@ -105,7 +105,7 @@ def test_an_evaluation_that_fails_stops_a_run_that_is_to_stop(tmp_path):
 def test_a_run_that_goes_on_losing_is_stopped(tmp_path):
     trainer = points(tmp_path, ALWAYS, max_steps=40)
     watch = watched(trainer)
-    with pytest.raises(nanstop.TrainingStopped, match="32 updates in a row were left out"):
+    with pytest.raises(nanstop.TrainingStopped, match="32 updates in a row were skipped"):
         trainer.train()
     assert trainer.state.global_step == 33
     assert summary_of(watch)["steps"] == 33

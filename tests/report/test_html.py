@@ -128,7 +128,7 @@ def test_a_run_says_how_it_went_and_what_else_was_found():
     )
     words = Elements(page_of(REPORT, summary=summary)).words
     assert "24 steps in 1.2 s, killed for its memory, 1 incident and 1 warning" in words
-    assert "warning[NS101]: narrow, step 3 --> model = likely, not certain" in words
+    assert "warning[NS101]: narrow, step 3 --> model = this finding is likely, not certain" in words
 
 
 def test_a_plan_is_shown_over_the_modules():

@@ -106,11 +106,35 @@ def test_incident_alone_is_rendered():
         ((Position(sample=0, first_token=5, last_token=5),), "sample 0 token 5"),
         ((Position(sample=2),), "= sample 2\n"),
         (tuple(Position(sample=i) for i in range(6)), "sample 3; 2 more samples"),
-        (None, "sample and tokens unknown"),
+        (None, "which sample it is, is not known"),
     ],
 )
 def test_positions_are_said_and_never_guessed(positions, said):
     assert said in render(replace(REPORT, localization=replace(LOCALIZATION, positions=positions)))
+
+
+@pytest.mark.parametrize("origin", ["from_constant", "from_buffer", "carried_over", "from_param"])
+def test_no_row_is_named_where_none_is_to_blame(origin):
+    positions = tuple(Position(sample=i) for i in range(6))
+    held = replace(LOCALIZATION, origin=origin, positions=positions, in_every_sample=True)
+    assert "sample" not in render(replace(REPORT, localization=held)).partition("help:")[0]
+    of_all = replace(held, origin="born_here")
+    assert "= in every sample of the micro-batch\n" in render(replace(REPORT, localization=of_all))
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "said"),
+    [
+        ("2", "Linear", "--> layer 2 of the model (Linear)"),
+        ("body.2", "Linear", "--> body.2 (Linear)"),
+        ("body.norm", "LayerNorm", "--> body.norm  "),
+        ("2.weight", "", "--> 2.weight of the model"),
+    ],
+)
+def test_a_name_that_is_a_number_is_said_as_a_layer(module, kind, said):
+    event = replace(LOCALIZATION.first_bad, module=module, module_class=kind)
+    text = render(replace(REPORT, localization=replace(LOCALIZATION, first_bad=event)))
+    assert said in text
 
 
 def test_ablation_of_several_atoms_says_any_part():
@@ -180,7 +204,7 @@ def test_finding_without_place_or_remedy():
     assert render_finding(finding).splitlines() == [
         "note[NS802]: loss of 0 by design",
         "  = c",
-        "  = possible, not certain",
+        "  = this finding is possible, not certain",
         "note: nanstop explain NS802",
     ]
 

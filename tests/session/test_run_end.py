@@ -106,8 +106,8 @@ def test_what_was_met_lost_left_out_and_kept_finite_is_said_in_one_line():
     )
     assert line == (
         "60 updates of several optimizers watched, 2 incidents (NS501, NS201, 30 times) and "
-        "1 warning (NS102), 29 of 30 updates of one optimizer left out, 1 micro-batch and "
-        "2 samples of the data left out, ended early; kept finite by: keep `norm` in float32; "
+        "1 warning (NS102), 29 of 30 updates of one optimizer skipped "
+        "(they trained nothing), 1 micro-batch and 2 samples of the data left out, ended early; kept finite by: keep `norm` in float32; "
         "details: `nanstop report .nanstop`"
     )
 
@@ -120,7 +120,24 @@ def test_a_folder_is_said_as_it_is_typed():
 
 def test_a_run_that_lost_every_update_says_that_nothing_was_trained():
     line = ended(steps={1: 15}, failures={"0000": 15}, codes=("NS204",), lost={1: 15})
-    assert "all 15 updates left out: nothing was trained by them" in line
+    assert line.startswith("nothing was trained: all 15 updates were skipped; 15 steps watched, ")
+
+
+def test_what_failed_is_no_warning_beside_it():
+    met = report("0000")
+    best = met.diagnoses[0]
+    run = RunEnd(steps={1: 3}, failures={"0000": 1})
+    run.met([summary_row(met)], ())
+    run.findings = (best,)
+    assert "1 incident (NS201)" in end_line(run)
+    assert "warning" not in end_line(run)
+    run.findings = (replace(best, title="another"),)
+    assert "and 1 warning (NS201)" in end_line(run)
+
+
+def test_one_of_several_optimizers_that_trained_nothing_comes_first():
+    line = ended(steps={1: 15, 2: 15}, failures={"0000": 15}, codes=("NS204",), lost={2: 15})
+    assert line.startswith("one optimizer has trained nothing: all its 15 updates skipped; 30 ")
 
 
 @pytest.mark.parametrize("times", [1, 2, 9, 10, 11, 20, 100, 110, 1000])

@@ -660,7 +660,6 @@ def test_updates_that_were_left_out_are_steps_of_the_run_and_are_told_at_its_end
     session.left_out(1)
     session.finish()
     assert summary(tmp_path)["steps"] == 2
-    start = (
-        "2 steps watched, 1 incident (NS501), 1 of 2 updates left out; details: `nanstop report "
-    )
+    skipped = "1 of 2 updates skipped (they trained nothing)"
+    start = f"2 steps watched, 1 incident (NS501), {skipped}; details: `nanstop report "
     assert end_line(session.news[-1]).startswith(start)

@@ -337,9 +337,9 @@ def _too_many(
     """Return what says that too many of the updates so far are lost, or an empty string."""
     most = policy.max_skips_in_a_row
     if in_a_row >= (min(most, EXCEPTIONS_IN_A_ROW) if key.kind == "exception" else most):
-        return f"{in_a_row} updates in a row were left out"
+        return f"{in_a_row} updates in a row were skipped"
     if lost >= max(most, ENOUGH) and lost * MOST_LOST > num_updates:
-        return f"{lost} of {num_updates} updates were left out"
+        return f"{lost} of {num_updates} updates were skipped"
     return ""
 
 
@@ -368,7 +368,7 @@ def _for_later(
     policy: Policy, cure: tuple[Atom, ...], proof: Proof | None, why: str, *, is_past: bool
 ) -> Action:
     """Return what is done where this update is beyond repair: a cure is in force from the next."""
-    why = why if is_past else f"this update is left out: {why}"
+    why = why if is_past else f"this update is skipped: {why}"
     if cure:
         why = f"{why}; from now on the proven remedy is in force"
         return Action(kind="adopt", atoms=cure, reason=why, proof=proof and proof.incident)
@@ -379,7 +379,7 @@ def _for_later(
 
 def _why_not_repaired(policy: Policy, proof: Proof | None) -> str:
     if policy.on_failure == "skip":
-        return "the policy is to leave failing updates out"
+        return "the policy is to skip failing updates"
     if proof is None or proof.verdict == "none_found" or not proof.minimal:
         return "no remedy was found"
     if proof.verdict == "plausible":

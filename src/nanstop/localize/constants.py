@@ -132,6 +132,8 @@ def _held(found: Localization, origin: Origin, holder: Holder) -> Localization:
         origin=origin,
         culprit=holder.name,
         made=holder.line,
+        is_written=holder.line is not None
+        and writes_down(holder.line, is_nan=found.key.kind == "nan"),
         made_before=holder.before,
         blind_spots=(),
     )

@@ -60,7 +60,7 @@ def localize(
     if found is None:
         return None
     return replace(
-        with_exact(found, origin, scene.seen_again),
+        _described(with_exact(found, origin, scene.seen_again), scene),
         confidence=_confidence(found, tested=tested),
         num_ops=len(first.trace.ops),
         seconds=time.perf_counter() - began,
@@ -213,6 +213,18 @@ def _rows(scene: _Scene) -> int | None:
     entries = scene.step.batches[scene.micro].values()
     first = next((v for v in entries if isinstance(v, Tensor) and v.dim()), None)
     return int(first.shape[0]) if first is not None else None
+
+
+def _described(found: Localization, scene: _Scene) -> Localization:
+    """Return ``found`` with the class of its module, and whether every sample has a part in it."""
+    grid, event = _grid(scene), found.first_bad
+    if event is not None:
+        modules = dict(scene.step.view.root.named_modules())
+        kind = type(modules[event.module]).__name__ if event.module in modules else ""
+        event = replace(event, module_class=kind if event.module else "")
+    bad = {place.sample for place in found.positions or ()}
+    is_whole = grid is not None and len(bad) == grid.rows > 1
+    return replace(found, first_bad=event, in_every_sample=is_whole)
 
 
 def _grid(scene: _Scene) -> Grid | None:

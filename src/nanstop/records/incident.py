@@ -143,6 +143,8 @@ class Localization:
     growth: tuple[OpEvent, ...] = ()
     positions: tuple[Position, ...] | None = None
     """None: unknown (the op's axes are not those of the batch)."""
+    in_every_sample: bool = False
+    """Whether the first bad op is bad in each sample of the micro-batch."""
     absorbed: tuple[OpEvent, ...] = ()
     """Overflows that turned back into finite numbers downstream."""
     masks: tuple[OpEvent, ...] = ()

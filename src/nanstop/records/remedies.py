@@ -84,7 +84,7 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
             RemedyInfo(
                 "finite_constant",
                 "changes_training",
-                "read a finite number at {targets} where a constant has none",
+                "read a finite number at {targets} where {value} has none",
                 forward=True,
             ),
             RemedyInfo("fp32_line", "safe", "compute {targets} in float32", forward=True),
@@ -209,10 +209,17 @@ def describe(atoms: Sequence[Atom]) -> str:
 
 
 def _said(atom: Atom) -> str:
+    if atom.remedy == "finite_constant":
+        _, name = form_of(atom)
+        return f"`{name}`" if name else "the variable"
     if atom.remedy != "init_rows":
         return atom.value
     kind, _, _ = atom.value.partition(" ")  # which rows is said by the finding
     return _ROW_VALUES.get(kind, kind)
+
+
+def _layer(target: str) -> str:
+    return f"layer `{target}`" if target.isdigit() else f"`{target}`"
 
 
 def _clause(remedy: str, value: str, targets: Sequence[str]) -> str:
@@ -223,7 +230,7 @@ def _clause(remedy: str, value: str, targets: Sequence[str]) -> str:
     elif remedy in FORMS:
         named = [f"`{PurePath(target).name}`" for target in targets]
     else:
-        named = [f"`{target}`" if target else "the whole model" for target in targets]
+        named = [_layer(target) if target else "the whole model" for target in targets]
     return REMEDIES[remedy].text.format(targets=_joined(named), value=value)
 
 

@@ -152,15 +152,16 @@ class OpEvent:
     kernel, eager instead of compiled). ``forward_op``: for a backward op, the forward op whose
     gradient it computes; ``module`` and ``source`` are that op's; None for what a hook computes.
     ``forward_outputs``: the range of what that op returned, where it was recorded; its counts say
-    only that there are such elements. ``legal``: why a non-finite value is meant to be there (a
-    mask), else None. ``descent``: of each input, what it is by the operations that made it; empty
-    where that is not known. ``read_by``: the first operations that compute with the result.
+    only that there are such elements. ``module_class``: the class of that module, "" where that is
+    not known. ``legal``: why a non-finite value is meant to be there (a mask), else None.
+    ``descent``: of each input, what it is by the operations that made it; empty where that is not known. ``read_by``: the first operations that compute with the result.
     """
 
     index: int
     phase: Phase
     op: str
     module: str
+    module_class: str = ""
     source: SourceLine | None = None
     inputs: tuple[TensorStats, ...] = ()
     outputs: tuple[TensorStats, ...] = ()

@@ -186,9 +186,9 @@ class Session(WatchedRun):
         if end.is_new and incident in self.store.own:
             self.announce(end.report)
         elif action.kind == "adopt":
-            self.announce(f"from now on: {describe(action.atoms)} ({incident})")
+            self.announce(f"from now on: {describe(action.atoms)} (incident {incident})")
         elif action.kind == "stop":
-            self.announce(f"{incident}: training stops: {action.reason}")
+            self.announce(f"training stops: {action.reason} (incident {incident})")
         elif said := said_again(end.report, times):
             self.announce(said)
         if action.kind == "adopt":

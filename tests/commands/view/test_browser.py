@@ -278,7 +278,7 @@ def test_a_run_of_a_minute_is_followed_to_its_end(tmp_path):
         assert len(set(steps)) > 10
         found = until(browser, lambda now: now["states"] == ["over"])
         assert "error[NS501]" in found["text"]
-        assert "1 update left out" in found["text"]
+        assert "1 update skipped" in found["text"]
         assert found["charts"] >= 3
         assert found["empty"] == 0
         assert complaints(browser) == []

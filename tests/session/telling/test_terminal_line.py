@@ -88,7 +88,7 @@ def test_numbers_stand_below_bars_only_and_go_with_them(monkeypatch):
     assert terminal.written() == ""
     with tqdm(total=10, file=terminal) as bar:
         line.stepped(4, {"headroom": 5.25, "skipped": 2.0})
-        said = "nanstop: 4 steps watched, values can double 5.25 times, 2 updates left out"
+        said = "nanstop: 4 steps watched, values can double 5.25 times, 2 updates skipped"
         assert said in terminal.written()
         bar.update(10)
     assert "close" not in vars(bar)

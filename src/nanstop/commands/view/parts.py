@@ -131,7 +131,7 @@ def _said(run: RunNow) -> str:
         said.append(f"{1 / run.pace:.2g} steps a second" if fast else f"{run.pace:.2g} s a step")
     left_out = run.series.get("skipped")
     if left_out:
-        said.append(f"{counted(int(left_out[-1][1]), 'update')} left out")
+        said.append(f"{counted(int(left_out[-1][1]), 'update')} skipped")
     if run.host:
         said.append(run.host)
     if run.is_over and run.summary is not None and run.summary.seconds:

@@ -108,7 +108,7 @@ def panel(
     return Panel(title, drawn(chart) if draw else "", tuple(key), rows, said)
 
 
-_MARKED = {"incident": "incident", "skip-mark": "update left out", "parts": "they part"}
+_MARKED = {"incident": "incident", "skip-mark": "update skipped", "parts": "they part"}
 
 
 def _row(label: str, points: Sequence[Point]) -> tuple[str, ...]:

@@ -43,11 +43,11 @@ DONE: Mapping[str, str] = {
     "adopt": "the cure stays on",
     "rollback": "went back to good weights",
     "quarantine": "data left out",
-    "skip": "update left out",
+    "skip": "update skipped",
     "stop": "training stopped",
 }
 """What was done about a failure, in a word or two."""
-_SAID = {"skip": "this update was left out", "stop": "training stops"}
+_SAID = {"skip": "this optimizer update was skipped (weights unchanged)", "stop": "training stops"}
 _SAID |= {"observe": "nothing was changed", "continue": "nothing was changed"}
 
 
@@ -100,7 +100,7 @@ def finding_label(diagnosis: Diagnosis) -> str:
 
 def finding_blocks(diagnosis: Diagnosis) -> tuple[Block, ...]:
     """Return the blocks of a finding that is no failure."""
-    texts = (diagnosis.cause, *diagnosis.lines, *_certainty(diagnosis))
+    texts = (diagnosis.cause, *diagnosis.lines, *_certainty(diagnosis, "this finding"))
     return (
         Block("warning", f"{finding_label(diagnosis)}: ", (_finding_headline(diagnosis),)),
         *_place_blocks(diagnosis.where),
@@ -117,6 +117,8 @@ def mended_too(finding: Diagnosis, by: str) -> str:
     return f"also {told}: {finding.cause}; the help of {by} mends it too"
 
 
+_HELD = ("from_constant", "from_buffer", "from_state", "carried_over")
+"""Origins of what is bad whatever the batch is."""
 _UNDIAGNOSED = Diagnosis(
     code="NS000", title="not diagnosed", cause="no rule was run", confidence="possible"
 )
@@ -142,18 +144,30 @@ def _finding_headline(finding: Diagnosis) -> str:
 
 
 def _place_blocks(where: str) -> tuple[Block, ...]:
-    place = "the training loop of the script" if where == "loop" else where
+    place = "the training loop of the script" if where == "loop" else _layer(where)
     return (Block("where", "  --> ", (place,)),) if place else ()
 
 
 def _event_blocks(event: OpEvent, where: str) -> tuple[Block, ...]:
     own = event.phase != "loss" and event.source is not None and event.source.function == "forward"
     outside = "the model's own forward" if own else "outside any module"
-    place: tuple[str, ...] = (event.module or where or outside,)
+    layer = _layer(event.module, event.module_class) if event.module else _layer(where)
+    place: tuple[str, ...] = (layer or outside,)
     if event.source is not None:
         file = event.source.file.replace("\\", "/").rsplit("/", 1)[-1]
         place = (*place, f"{file}:{event.source.line}", _shortened(event.source.text.strip()))
     return (Block("where", "  --> ", tuple(cell for cell in place if cell)), *_tensors(event))
+
+
+def _layer(name: str, kind: str = "") -> str:
+    """Return the name of a module or a parameter, said as a layer where it is a number alone. A
+    module that a container counts is told with its ``kind``, the name of its class.
+    """
+    beginning, end = name.partition(".")[0], name.rpartition(".")[2]
+    said = name
+    if beginning.isdigit():
+        said = f"layer {name} of the model" if name == end else f"{name} of the model"
+    return f"{said} ({kind})" if kind and end.isdigit() else said
 
 
 def _shortened(line: str) -> str:
@@ -197,10 +211,11 @@ def _row(role: str, stats: TensorStats) -> tuple[str, ...]:
 
 def _evidence(best: Diagnosis, report: Report) -> tuple[Block, ...]:
     texts = [best.cause, *best.lines]
-    texts += _positions(report.localization, report.incident)
+    if not best.of_updates:  # else no row of this step is to blame
+        texts += _positions(report.localization, report.incident)
     texts += _ranks(report.incident)
     texts += _replayed(report.replay)
-    texts += _certainty(best)
+    texts += _certainty(best, "the cause")
     texts += _place_certainty(report.localization)
     texts += _beside(report.diagnoses)
     texts += [f"not seen: {spot}" for spot in _blind_spots(report.localization)]
@@ -239,16 +254,17 @@ def _ranks(incident: Incident) -> list[str]:
     return [f"born on {named} of {num}; it reached the others with the exchange of gradients"]
 
 
-def _certainty(diagnosis: Diagnosis) -> list[str]:
+def _certainty(diagnosis: Diagnosis, what: str) -> list[str]:
+    sure = diagnosis.confidence
     confirmed = [f"confirmed: {diagnosis.confirmed}"] if diagnosis.confirmed else []
-    unsure = [] if diagnosis.confidence == "certain" else [f"{diagnosis.confidence}, not certain"]
+    unsure = [] if sure == "certain" else [f"{what} is {sure}, not certain"]
     return confirmed + unsure
 
 
 def _place_certainty(found: Localization | None) -> list[str]:
     if found is None or found.confidence in (None, "certain") or found.first_bad is None:
         return []
-    return [f"the place is {found.confidence}, not certain"]
+    return [f"that it began at this place is {found.confidence}, not certain"]
 
 
 def _beside(diagnoses: tuple[Diagnosis, ...]) -> list[str]:
@@ -270,10 +286,15 @@ def _positions(found: Localization | None, incident: Incident) -> list[str]:
     if found is None or found.key.phase == "optimizer":
         return []
     rows = incident.rows
+    if found.origin in _HELD or (found.origin == "from_param" and found.in_every_sample):
+        return []  # no row is to blame
     if found.first_bad is None:
         return _made_of(rows)
+    if found.in_every_sample:
+        return ["in every sample of the micro-batch"]
     if found.positions is None:
-        return ["sample and tokens unknown", *_made_of(rows)]
+        unknown = [] if found.origin == "from_param" else ["which sample it is, is not known"]
+        return [*unknown, *_made_of(rows)]
     texts = []
     for place in found.positions[:MAX_POSITIONS]:
         first, last = place.first_token, place.last_token
@@ -346,8 +367,8 @@ def _none_found(best: Diagnosis, proof: Proof) -> list[Block]:
     said = f"nothing that was tried cures it: {tried}" if tried else "no remedy could be tried"
     label = "" if exact_fails(proof) else "next experiment: "  # else it is what was seen
     following = (f"{label}{proof.next_experiment}",) if proof.next_experiment else ()
-    usual = () if tried else _usual_cure(best)
-    return [*(Block("help", "help: ", (text,)) for text in (said, *following)), *usual]
+    usual = () if tried else _usual_cure(best)  # what to do comes first
+    return [*usual, *(Block("help", "help: ", (text,)) for text in (said, *following))]
 
 
 def _pointer(code: str, record: str | None) -> Block:

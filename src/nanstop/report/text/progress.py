@@ -53,5 +53,5 @@ def progress_line(num_steps: int, numbers: Mapping[str, float]) -> str:
     if (scale := numbers.get("scale")) is not None:
         said.append(f"loss scale {number(scale)}")
     if skipped := numbers.get("skipped"):
-        said.append(f"{counted(int(skipped), 'update')} left out")
+        said.append(f"{counted(int(skipped), 'update')} skipped")
     return ", ".join(said)

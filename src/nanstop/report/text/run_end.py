@@ -19,9 +19,9 @@ _SAID_AGAIN = 10
 class RunEnd:
     """What a training came to. ``steps``: updates that were seen, of each optimizer by its number.
 
-    ``failures``: how often each incident came, by its id; ``codes``: what they are. ``lost``:
-    updates that were left out, by optimizer; ``dropped``: samples and micro-batches that were.
-    ``kept``: remedies that were in force at its end, and what was not finite then (None where that
+    ``failures``: how often each incident came, by its id; ``codes``: what they are, ``named``: each
+    with its title. ``lost``: updates that were skipped, by optimizer; ``dropped``: samples and
+    micro-batches that were left out. ``kept``: remedies that were in force at its end, and what was not finite then (None where that
     could not be looked at); ``needed``: what is to be said of saved models then. ``ended``: how,
     where it did not come to its own end. ``folder``: where its incidents are.
     """
@@ -29,6 +29,7 @@ class RunEnd:
     steps: dict[int, int] = field(default_factory=dict[int, int])
     failures: dict[str, int] = field(default_factory=dict[str, int])
     codes: Sequence[str] = ()
+    named: frozenset[tuple[str, str]] = frozenset()
     findings: Sequence[Diagnosis] = ()
     lost: dict[int, int] = field(default_factory=dict[int, int])
     dropped: list[Atom] = field(default_factory=list[Atom])
@@ -39,25 +40,27 @@ class RunEnd:
     folder: str = ""
 
     def seen(self, optimizer: int) -> None:
-        """Note an update of an optimizer, applied or left out."""
+        """Note an update of an optimizer, applied or skipped."""
         self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
 
     def met(self, own: Iterable[IncidentRow], of_all: Iterable[IncidentRow]) -> None:
         """Note what the incidents are, and those of other ranks, whose end has no line."""
         others = [row for row in of_all if row.rank]
         self.failures |= {row.folder: row.count for row in others}
-        self.codes = [row.code for row in (*own, *others)]
+        rows = (*own, *others)
+        self.codes = [row.code for row in rows]
+        self.named = frozenset((row.code, row.title) for row in rows)
 
 
 def end_line(run: RunEnd) -> str:
-    """Return the line."""
+    """Return the line. It begins with what was not trained at all."""
     said = [_watched(run), _met(run), *_lost(run), *_dropped(run)]
     if run.ended:
         said.append(run.ended)
     kept = [_kept(run)] if run.kept else []
     has_details = run.folder and (run.failures or run.findings)
     details = [f"details: `nanstop report {typed(run.folder)}`"] if has_details else []
-    return "; ".join([", ".join(said), *kept, *details])
+    return "; ".join([*_untrained(run), ", ".join(said), *kept, *details])
 
 
 def _watched(run: RunEnd) -> str:
@@ -75,14 +78,15 @@ def said_again(report: Report, times: int) -> str:
     if times < _SAID_AGAIN or str(times).strip("0") != "1":
         return ""
     best = report.diagnoses[0] if report.diagnoses else None
-    where, done = report.incident.id, DONE[report.audit[-1].action.kind]
+    where, done = f"incident {report.incident.id}", DONE[report.audit[-1].action.kind]
     if best is None:
         return f"{where}, {times} times by now: the same failure; {done}"
     return f"{where}, {times} times by now: {best.code} {best.title}; {done}"
 
 
 def _met(run: RunEnd) -> str:
-    apart = [one for one in run.findings if not one.mended_by]
+    failed = (one for one in run.findings if not one.mended_by)
+    apart = [one for one in failed if (one.code, one.title) not in run.named]
     warnings = [one.code for one in apart if one.code not in REASSURING]
     met: list[str] = []
     if run.failures:
@@ -100,17 +104,24 @@ def _named(codes: Sequence[str]) -> str:
     return ", ".join(once[:_MAX_NAMED]) + more
 
 
+def _untrained(run: RunEnd) -> list[str]:
+    """Return what was trained by no update, for all of an optimizer were skipped."""
+    lost = [num for num, of in _skipped(run) if num >= of]
+    if len(run.steps) > 1:
+        return [f"one optimizer has trained nothing: all its {num} updates skipped" for num in lost]
+    return [f"nothing was trained: all {num} updates were skipped" for num in lost]
+
+
 def _lost(run: RunEnd) -> list[str]:
-    several = len(run.steps) > 1
-    said: list[str] = []
-    for optimizer, num in run.lost.items():
-        of = run.steps.get(optimizer, max(run.steps.values(), default=num))
-        whose = " of one optimizer" if several else ""
-        if 1 < of <= num:
-            said.append(f"all {num} updates{whose} left out: nothing was trained by them")
-        else:
-            said.append(f"{num} of {max(of, num)} updates{whose} left out")
-    return said
+    whose = " of one optimizer" if len(run.steps) > 1 else ""
+    lost = [(num, of) for num, of in _skipped(run) if num < of]
+    return [f"{num} of {of} updates{whose} skipped (they trained nothing)" for num, of in lost]
+
+
+def _skipped(run: RunEnd) -> list[tuple[int, int]]:
+    """Return how many updates of each optimizer were skipped, and of how many."""
+    most = max(run.steps.values(), default=0)
+    return [(num, run.steps.get(one, most or num)) for one, num in run.lost.items() if num]
 
 
 def _dropped(run: RunEnd) -> list[str]:

@@ -1,4 +1,4 @@
-"""A constant of the script is not finite.
+"""A variable or a constant of the script is not finite.
 
 ## What happened
 A tensor that no operation of the step makes holds NaN or Inf: weights of classes, a `pos_weight`, a
@@ -28,8 +28,9 @@ weights.nan_to_num(posinf=0.0).isfinite().all()   # tensor(True)
 ```
 
 ## Fix
-1. Mend the line that makes the constant: the report names it. Count with `clamp(min=1)`, leave out
-   what has no samples, mask with a large finite number. Cost: one line of code.
+1. Mend the line that makes the variable, or what that line reads: the report names it. Of a missing
+   value (NaN), mend the data; count with `clamp(min=1)`, leave out what has no samples, mask with a
+   large finite number. Cost: one line of code.
 2. Keep what is not finite out of a running value:
    `if torch.isfinite(loss): mean = 0.9 * mean + 0.1 * loss.detach()`. Cost: one read a step.
 3. Say `assert constant.isfinite().all()` where it is made, so that it fails there. Cost: one line,
@@ -55,7 +56,14 @@ from __future__ import annotations
 from nanstop.diagnose.evidence.candidates import at_the_line, finite_constant
 from nanstop.diagnose.evidence.reading import bad_counts
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, Localization, TensorStats
+from nanstop.records import (
+    Diagnosis,
+    Evidence,
+    Localization,
+    OpEvent,
+    SourceLine,
+    TensorStats,
+)
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -69,7 +77,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if not is_read and found.origin not in ("from_constant", "carried_over", "from_buffer"):
         return None
     culprit, made = (found.held_in, found.held_at) if is_read else (found.culprit, found.made)
-    name = f"`{culprit}`" if culprit else "a constant"
+    name = f"`{culprit}`" if culprit else "a variable"
     operand = _operand(found)
     held = f"{name} holds {bad_counts(operand)}" if operand is not None else f"{name} is not finite"
     if found.origin == "carried_over":
@@ -78,7 +86,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return _buffer(evidence, found, name, held)
     before = is_read or found.made_before
     since = "it was so before the step" if before else "nothing that was run again has made it so"
-    what = "constant" if made is not None and before else "state of the script"
+    held_as = "constant" if found.is_written and not is_read else "variable"
+    what = held_as if made is not None and before else "state of the script"
     given = "made" if before else "given its values"
     tried = at_the_line(evidence) if is_read else finite_constant(evidence)
     return Diagnosis(
@@ -89,7 +98,43 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=(f"{given} in line {made.line}: `{made.text}`",) if made is not None else (),
         where=culprit or "",
         remedies=tried if before else (),
+        usual_cure=_usual_cure(evidence, found, name, made),
     )
+
+
+_BY_ROWS = ("index", "index_select", "embedding", "take", "slice", "select")
+"""Operations that only take rows out of what they read."""
+
+
+def _usual_cure(evidence: Evidence, found: Localization, name: str, made: SourceLine | None) -> str:
+    """Return what to look at: at the rows of data, or at what makes the variable."""
+    event, operand = found.first_bad, _operand(found)
+    line = f"line {made.line}" if made is not None else "the line that makes it"
+    if event is not None and event.name in _BY_ROWS and _takes_rows(event):
+        facts = evidence.incident.batch if evidence.incident is not None else ()
+        rows = next((one.bad_rows for one in facts if one.name == found.culprit), ())
+        where = f" (row {rows[0]} is one)" if rows else ""
+        return (
+            f"The step reads {name} by rows, as data: repair the rows that are not finite at their "
+            f"source, or leave them out{where}."
+        )
+    if operand is not None and operand.nan:
+        return (
+            f"Look at what {line} reads: one missing value (NaN) in a column makes its mean and "
+            f"its deviation NaN, and so does 0 / 0. Mend that, and {name} is finite."
+        )
+    if found.is_written:
+        return f"Write a large finite number in {line} in place of the infinity: -1e4 for a mask."
+    return (
+        f"An infinity comes of a division by 0 or a logarithm of 0 in {line}: count with "
+        "`clamp(min=1)`, and leave out what has no samples."
+    )
+
+
+def _takes_rows(event: OpEvent) -> bool:
+    """Return whether what an op reads has several rows, as data has."""
+    read = next((one for one in event.inputs if not one.finite), None)
+    return read is not None and bool(read.shape) and read.shape[0] > 1
 
 
 def _is_read_here(found: Localization) -> bool:
@@ -141,7 +186,7 @@ def _operand(found: Localization) -> TensorStats | None:
 RULE = Rule(
     "NS506",
     "constant-not-finite",
-    "a constant of the script is not finite",
+    "a variable of the script is not finite",
     check,
     ("incident",),
 )

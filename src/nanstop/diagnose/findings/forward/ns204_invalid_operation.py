@@ -186,7 +186,7 @@ def _made(evidence: Evidence, event: OpEvent, output: TensorStats, written: str)
     divisor = zero_divisor(event)
     if divisor is not None:
         was = "was rounded to 0" if rounded_at(evidence) else "is 0"
-        return f"{kind} from a division by {_meaning(divisor)} that {was}"
+        return f"{kind} from a division by {_meaning(divisor)} that {_where(divisor, was)}"
     given = [stats for stats in event.inputs if not stats.finite]
     outside = _outside(event) if output.nan and not given else ""
     if outside:
@@ -231,7 +231,15 @@ def _meaning(divisor: Operand) -> str:
     """Return what a divisor is, as far as it descends from anything."""
     if divisor.is_a("probability"):
         return "a probability"
-    return "a constant" if divisor.is_constant else "a value"
+    if divisor.stats.name:
+        return f"`{divisor.stats.name.removeprefix('batch[').removesuffix(']')}`"
+    return "a number of the program" if divisor.is_constant else "a value"
+
+
+def _where(divisor: Operand, was: str) -> str:
+    """Return what a divisor ``was``, and of one with a name in how many of its elements."""
+    zeros, num = divisor.stats.zeros, math.prod(divisor.stats.shape)
+    return f"{was} in {zeros} of {num} elements" if divisor.stats.name and num > 1 else was
 
 
 RULE = Rule(

@@ -1,4 +1,4 @@
-"""The logged loss is an artefact of the log filter.
+"""The logged loss is not the real one: the log filter hides NaN and Inf.
 
 ## What happened
 Losses were NaN or Inf, and the log shows a finite number: 0.0, a smooth curve, or something like
@@ -66,7 +66,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     start, decoded = hidden
     return Diagnosis(
         code="NS801",
-        title=f"the logged loss {decoded.logged:.4g} is an artefact of the log filter",
+        title=f"the logged loss {decoded.logged:.4g} is not the real one: the log hides NaN",
         cause=_cause(start, decoded),
         confidence="certain" if certain else "likely",
         lines=_lines(decoded),
@@ -123,22 +123,23 @@ def _from_numbers(
 def _cause(start: int, decoded: Decoded) -> str:
     at = f"step {start + decoded.first_step}, micro-batch {decoded.first_micro}"
     amount = f"{decoded.num_bad} of {decoded.num_losses} losses were not finite, the first at {at}"
+    instead = "in the place of each the trainer's log takes the mean of those before"
     if decoded.before is None:
-        return f"{amount}; the running sum was still 0, and 0 x (1 + 1/n) stays 0"
-    return f"{amount}; each multiplied the running sum by 1 + 1/n, {decoded.multiplier:.3g} in all"
+        return f"{amount}; {instead}, and there was none: 0"
+    return f"{amount}; {instead}, which made their sum {decoded.multiplier:.3g} times as large"
 
 
 def _lines(decoded: Decoded) -> tuple[str, ...]:
-    real = "no loss of this window was finite before it"
+    real = "since the log before, no loss was finite before it"
     if decoded.before is not None:
-        real = f"the mean loss before it was {number(float(f'{decoded.before:.4g}'))}"
-    return (real, "`logging_nan_inf_filter=False` makes the log show NaN")
+        real = f"the real loss before it was {number(float(f'{decoded.before:.4g}'))} on average"
+    return (real, "with `logging_nan_inf_filter=False` (TrainingArguments) the log shows NaN")
 
 
 RULE = Rule(
     "NS801",
     "log-hides-failure",
-    "the logged loss is an artefact",
+    "the logged loss is not the real one",
     check,
     ("incident", "gauge"),
     role="log",

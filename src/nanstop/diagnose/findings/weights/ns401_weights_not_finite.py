@@ -51,6 +51,11 @@ from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, Diagnosis, Evidence, Incident
 from nanstop.wording import counted, listed
 
+_ANOTHER_CHECKPOINT = (
+    "They were so before the training: load a checkpoint that is finite (`nanstop scan CHECKPOINT` "
+    "lists what is not), or mend the line that fills them."
+)
+
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if parameters were bad before the forward pass."""
@@ -75,6 +80,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=("the forward pass began with what was not finite; it was written before",),
         remedies=_row_initialisations(evidence, named),
         where=named[0],
+        usual_cure=_ANOTHER_CHECKPOINT if came_broken(evidence, named) else "",
     )
 
 

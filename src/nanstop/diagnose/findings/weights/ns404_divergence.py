@@ -89,6 +89,8 @@ DECAY = "weight_decay"
 """The remedy."""
 USUAL_DECAY = 0.01
 _LESS_DECAY = "Go back to a checkpoint from before the growth, with a weight decay of 0.01 or 0.1."
+_RAISED = 10.0
+"""Factor from which on a rate that was raised is worth a word."""
 _RISING = 7
 """Updates of which all but one have to raise loss and gradient norm of a run that has not
 failed."""
@@ -331,7 +333,7 @@ def _decayed(evidence: Evidence) -> str:
 def _lines(
     evidence: Evidence, norm: Climb | None, weights: tuple[TensorStats, ...]
 ) -> tuple[str, ...]:
-    clip, lines = standing(evidence).clip, []
+    clip, lines = standing(evidence).clip, list(_raised(evidence))
     if norm is not None:
         lines.append(f"the gradient norm went from {norm.first:.3g} to {norm.last:.3g}")
     if weights:
@@ -339,6 +341,20 @@ def _lines(
         lines.append(f"`{largest.name}` has come to {largest.absmax:.3g}")
     lines.append("gradients are not clipped" if not clip else f"clipped at {number(clip)}")
     return tuple(lines)
+
+
+def _raised(evidence: Evidence) -> tuple[str, ...]:
+    """Return what raised the learning rate up to the failure, as far as that is known."""
+    at = evidence.incident.at.step if evidence.incident is not None else math.inf
+    rates = [rate for step, rate in series_values(evidence, "lr") if step <= at and rate > 0.0]
+    if not rates or rates[-1] <= _RAISED * rates[0]:
+        return ()
+    facts = standing(evidence)
+    named = facts.schedule.scheduler if facts.schedule is not None else ""
+    by = f" by the schedule `{named}`" if named else ""
+    if facts.schedule_at is not None:
+        by = f" by the schedule that {facts.schedule_at.short} makes: `{facts.schedule_at.text}`"
+    return (f"the learning rate was raised from {rates[0]:.3g} to {rates[-1]:.3g}{by}",)
 
 
 def _remedies(facts: RunFacts, decayed: str, *, in_update: bool) -> Candidates:

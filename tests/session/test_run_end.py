@@ -107,7 +107,8 @@ def test_what_was_met_lost_left_out_and_kept_finite_is_said_in_one_line():
     assert line == (
         "60 updates of several optimizers watched, 2 incidents (NS501, NS201, 30 times) and "
         "1 warning (NS102), 29 of 30 updates of one optimizer skipped "
-        "(they trained nothing), 1 micro-batch and 2 samples of the data left out, ended early; kept finite by: keep `norm` in float32; "
+        "(they trained nothing), 1 micro-batch and 2 samples of the data left out, "
+        "ended early; kept finite by: keep `norm` in float32; "
         "details: `nanstop report .nanstop`"
     )
 

@@ -154,7 +154,8 @@ class OpEvent:
     ``forward_outputs``: the range of what that op returned, where it was recorded; its counts say
     only that there are such elements. ``module_class``: the class of that module, "" where that is
     not known. ``legal``: why a non-finite value is meant to be there (a mask), else None.
-    ``descent``: of each input, what it is by the operations that made it; empty where that is not known. ``read_by``: the first operations that compute with the result.
+    ``descent``: of each input, what it is by the operations that made it; empty
+    where that is not known. ``read_by``: the first operations that compute with the result.
     """
 
     index: int

@@ -21,9 +21,10 @@ class RunEnd:
 
     ``failures``: how often each incident came, by its id; ``codes``: what they are, ``named``: each
     with its title. ``lost``: updates that were skipped, by optimizer; ``dropped``: samples and
-    micro-batches that were left out. ``kept``: remedies that were in force at its end, and what was not finite then (None where that
-    could not be looked at); ``needed``: what is to be said of saved models then. ``ended``: how,
-    where it did not come to its own end. ``folder``: where its incidents are.
+    micro-batches that were left out. ``kept``: remedies that were in force at its end, and
+    what was not finite then (None where that could not be looked at); ``needed``: what is to be
+    said of saved models then. ``ended``: how, where it did not come to its own end. ``folder``:
+    where its incidents are.
     """
 
     steps: dict[int, int] = field(default_factory=dict[int, int])

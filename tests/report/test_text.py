@@ -73,8 +73,8 @@ def test_the_width_is_that_of_the_terminal_that_is_written_to(monkeypatch):
 def test_lines_that_are_too_long_are_broken_below_their_last_column():
     line = "  NaN loss   REACHES THE WEIGHTS: 1348 weights are not finite"
     assert in_columns(line, 40) == [
-        "  NaN loss   REACHES THE WEIGHTS: 1348",
-        " " * 13 + "weights are not finite",
+        "  NaN loss   REACHES THE WEIGHTS:",
+        " " * 13 + "1348 weights are not finite",
     ]
     assert in_columns("  " + "word " * 9, 24) == [
         "  word word word word",
@@ -135,6 +135,18 @@ def test_a_name_that_is_a_number_is_said_as_a_layer(module, kind, said):
     event = replace(LOCALIZATION.first_bad, module=module, module_class=kind)
     text = render(replace(REPORT, localization=replace(LOCALIZATION, first_bad=event)))
     assert said in text
+
+
+def test_a_table_that_is_too_wide_is_set_closer_and_no_number_is_cut_from_its_word():
+    rows = [
+        line
+        for line in render(REPORT, width=60).splitlines()
+        if line.startswith(("      input", "      output"))
+    ]
+    assert [row.index("float") for row in rows] == [14, 14]
+    assert all(len(row) <= 60 for row in rows)
+    folded = render(replace(REPORT, count=2), width=66).splitlines()
+    assert not any(line.rstrip().endswith(("step", "micro-batch")) for line in folded)
 
 
 def test_ablation_of_several_atoms_says_any_part():

@@ -1,11 +1,15 @@
 """Findings that one help mends are of one cause: one warning, and a line for each of the others."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 import nanstop
+from nanstop.records import Atom, Diagnosis
 from nanstop.report.text.run_end import RunEnd, end_line
 from nanstop.report.text.runs import totals
+from nanstop.session.findings import Findings
 from nanstop.store.incidents import SUMMARY, load_summary
 
 
@@ -52,3 +56,15 @@ def test_a_limit_far_below_eps_is_told_where_the_first_updates_show_nothing_of_i
     watch = clipped(tmp_path, factor=1e-5)
     assert not watch.incidents
     assert [one.code for one in watch.findings] == ["NS113"]
+
+
+def test_help_that_a_code_was_told_with_is_not_said_again():
+    told = Findings(lambda finding: None)
+    remedies = ((Atom(remedy="fp32_trainables"),),)
+    expected = Diagnosis(code="NS111", title="", cause="", confidence="likely", remedies=remedies)
+    assert told.without_help_again(expected) == expected
+    measured = told.without_help_again(replace(expected, where="0.weight"))
+    assert not measured.remedies
+    assert measured.lines == ("what helps is said above, at the first NS111",)
+    other = replace(expected, remedies=((Atom(remedy="clip", value="1"),),))
+    assert told.without_help_again(other) == other

@@ -355,11 +355,11 @@ def _with_losses(state: PolicyState, lost: Losses) -> PolicyState:
 
 def _why(kind: ActionKind, count: int, cure: tuple[Atom, ...]) -> str:
     whole = any(atom.remedy == "drop_micro" for atom in cure)
-    occasion = f"failure number {count} of its kind" if count > 1 else "it failed at the first step"
+    occasion = f"this failure came {count} times" if count > 1 else "the first step failed"
     return {
         "quarantine": f"the {'micro-batch' if whole else 'sample'} is left out of this step",
         "rollback": "back to the last good weights, and on with the proven remedy",
-        "adopt": f"{occasion}: the proven remedy stays on",
+        "adopt": f"the proven remedy stays on, because {occasion}",
         "redo": "the step is run again under the proven remedy",
     }[kind]
 

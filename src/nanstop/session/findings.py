@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from nanstop.diagnose.diagnose import examine
-from nanstop.records import Diagnosis, Evidence, RunFacts
+from nanstop.records import Atom, Diagnosis, Evidence, RunFacts
 from nanstop.store.summary import by_weight, finding_row
 
 _SEEN_BY_THE_RUN = (("NS102", "possible"), ("NS106", "certain"))
@@ -38,6 +38,8 @@ class Findings:
         self._awaited: dict[tuple[str, str], Diagnosis] | None = {}
         """What is told unless the first updates show it by another finding, by code and title."""
         self._in_full: set[str] = set()
+        self._helps: dict[str, tuple[tuple[Atom, ...], ...]] = {}
+        """The help that a finding was told with last, by its code."""
         self._tell = tell
 
     @property
@@ -95,6 +97,17 @@ class Findings:
             self.all.append(finding)
             self.all.sort(key=lambda one: by_weight(finding_row(one)))
             self._tell(finding)
+
+    def without_help_again(self, finding: Diagnosis) -> Diagnosis:
+        """Return a finding as it is told: the help that its code was told with before is not said
+        again.
+        """
+        is_known = bool(finding.remedies) and self._helps.get(finding.code) == finding.remedies
+        self._helps[finding.code] = finding.remedies
+        if not is_known:
+            return finding
+        above = f"what helps is said above, at the first {finding.code}"
+        return replace(finding, remedies=(), lines=(*finding.lines, above))
 
     def _with_the_help_of(self, finding: Diagnosis) -> str:
         """Return the code of the finding that was told with the help that this one has, its own

@@ -187,7 +187,7 @@ class Session(WatchedRun):
             self.announce(end.report)
         elif action.kind == "adopt":
             self.announce(f"from now on: {describe(action.atoms)} (incident {incident})")
-        elif action.kind == "stop":
+        elif action.kind == "stop" and self.policy.on_stop != "raise":  # an exception says it
             self.announce(f"training stops: {action.reason} (incident {incident})")
         elif said := said_again(end.report, times):
             self.announce(said)
@@ -379,7 +379,7 @@ class Session(WatchedRun):
             self._stop = decision if decision.kind == "stop" else None
             return
         by = finding.mended_by
-        self.announce(mended_too(finding, by) if by else finding)
+        self.announce(mended_too(finding, by) if by else self._told.without_help_again(finding))
         self._write_summary()
 
     def _write_summary(self) -> None:

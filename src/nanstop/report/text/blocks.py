@@ -286,6 +286,8 @@ def _positions(found: Localization | None, incident: Incident) -> list[str]:
     if found is None or found.key.phase == "optimizer":
         return []
     rows = incident.rows
+    if found.positions is None and _has_bad_rows(found, incident):
+        return _made_of(rows)
     if found.origin in _HELD or (found.origin == "from_param" and found.in_every_sample):
         return []  # no row is to blame
     if found.first_bad is None:
@@ -306,6 +308,12 @@ def _positions(found: Localization | None, incident: Incident) -> list[str]:
     texts += [f"{counted(more, 'more sample')}"] if more > 0 else []
     unknown = _made_of(rows) if rows is not None and not rows.in_order else []
     return [*(["; ".join(texts)] if texts else []), *unknown, *incident.text]
+
+
+def _has_bad_rows(found: Localization, incident: Incident) -> bool:
+    """Return whether the rows of the bad entry of the batch are said by the finding."""
+    facts = (one for one in incident.batch if found.culprit in (one.name, f"batch[{one.name}]"))
+    return found.origin == "from_batch" and any(one.bad_rows for one in facts)
 
 
 def _made_of(rows: BatchRows | None) -> list[str]:

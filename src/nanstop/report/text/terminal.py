@@ -20,7 +20,7 @@ from nanstop.report.text.blocks import (
     incident_blocks,
 )
 from nanstop.report.text.spoken import spoken
-from nanstop.report.text.wrapping import in_columns, wrapped
+from nanstop.report.text.wrapping import in_columns, narrowed, wrapped
 from nanstop.wording import counted, number
 
 STYLES: tuple[tuple[str, str], ...] = (
@@ -122,7 +122,8 @@ def _text(
     terminal = (stream or sys.stdout).isatty()
     if width is None and terminal:
         width = _columns(stream or sys.stdout)
-    lines = "\n".join(line for block in spoken(blocks) for line in wrapped(block, width))
+    fitted = narrowed(list(spoken(blocks)), width)
+    lines = "\n".join(line for block in fitted for line in wrapped(block, width))
     return _coloured(lines) if (terminal if color is None else color) else lines
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
 from unicodedata import east_asian_width
 
 from nanstop.report.text.blocks import Block
 
+_COUNTED = r"(?:(?<![^\s(])\d+ [a-z][a-z-]*|[a-z][a-z-]* \d+(?=[,;:)]|$))"
 _LETTER = r"[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]"
 _OTHERS = r"[^\s\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]"
 _MARKS = "[，。；：、）！？]*"
-_PIECE = rf"\[?`[^`\n]{{1,32}}`{_OTHERS}*{_MARKS}|{_LETTER}{_MARKS}|[^\S\n]+|{_OTHERS}+{_MARKS}"
-"""What is not broken: short code between backticks, a word with the mark behind it, one Chinese
-character with it, spaces.
+_PIECE = (
+    rf"{_COUNTED}{_OTHERS}*{_MARKS}|\[?`[^`\n]{{1,32}}`{_OTHERS}*{_MARKS}"
+    rf"|{_LETTER}{_MARKS}|[^\S\n]+|{_OTHERS}+{_MARKS}"
+)
+"""What is not broken: a number and what it counts or numbers, short code between backticks, a word
+with the mark behind it, one Chinese character with it, spaces.
 """
 _COLUMN = re.compile(r"(?<=\S) {2,}(?=\S)")
 """What stands between two columns of a table."""
@@ -31,11 +37,13 @@ def padded(text: str, width: int) -> str:
 
 def wrapped(block: Block, width: int | None) -> Iterable[str]:
     """Yield the block's lines; cells that do not fit beside the others begin a new one."""
-    line = block.lead + block.gap.join(block.cells)
+    line = _whole(block)
     if width is None or columns(line) <= width or block.kind == "code":  # code is not to be cut
         yield line.rstrip()
         return
-    indent = " " * (max(columns(block.lead), 4) + 4 * (block.kind == "tensor"))
+    indent = " " * max(columns(block.lead), 4)
+    if block.kind == "tensor" and len(block.cells) > 1:  # what follows stands below the second
+        indent += " " * (columns(block.cells[0]) + len(block.gap))
     line, joint = block.lead, ""
     for cell in block.cells:
         if joint and columns(line) + len(joint) + columns(cell.rstrip()) > width:
@@ -45,6 +53,31 @@ def wrapped(block: Block, width: int | None) -> Iterable[str]:
         yield from whole
         joint = block.gap
     yield line.rstrip()
+
+
+def narrowed(blocks: Sequence[Block], width: int | None) -> Iterator[Block]:
+    """Yield blocks whose tables of tensors are set closer where a row is wider than a terminal, and
+    beyond the first column as they come where that is not enough.
+    """
+    for is_table, group in groupby(blocks, key=lambda block: block.kind == "tensor"):
+        rows = list(group)
+        if is_table and width is not None and _widest(rows) > width:
+            rows = [replace(row, gap="  ") for row in rows]
+            if _widest(rows) > width:
+                rows = [replace(row, cells=_unpadded(row.cells)) for row in rows]
+        yield from rows
+
+
+def _unpadded(cells: tuple[str, ...]) -> tuple[str, ...]:
+    return (*cells[:1], *(cell.rstrip() for cell in cells[1:] if cell.strip()))
+
+
+def _widest(rows: Iterable[Block]) -> int:
+    return max(columns(_whole(row).rstrip()) for row in rows)
+
+
+def _whole(block: Block) -> str:
+    return block.lead + block.gap.join(block.cells)
 
 
 def in_columns(line: str, width: int) -> list[str]:

@@ -53,7 +53,6 @@ taken(limit=0.0)                    # tensor([0., 0., 0., 0.])
 2. A limit of the size of usual norms, 1.0 for language models. Cost: none.
 3. The norm in float32, or in float64 where it overflows:
    `torch.stack([g.double().norm() for g in gradients]).norm()`. Cost: one pass over the gradients.
-
 4. Load kept weights at the end, or where the measure has become worse. Cost: none.
 
 ## Fix safety

@@ -368,4 +368,4 @@ finish(net)
     assert (watched.code, watched.out) == (0, alone.out)
     (row,) = watched.rows
     assert (row["action"], row["count"], row["step"]) == ("continue", 40, 0)
-    assert "every gradient is: the update is applied" in watched.err
+    assert "only the loss is not: the update is applied" in watched.err

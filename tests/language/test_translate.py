@@ -26,8 +26,8 @@ SAID = {
     "first at step 3, 3 times  the cure stays on": "首次在第 3 步，3 次  修复保持生效",
     "first at step 3  nothing changed": "首次在第 3 步  没有改变任何东西",
     "leave out sample 0 of micro-batch 0": "去掉微批次 0 的样本 0",
-    "nothing was changed: the loss is not finite, but every gradient is: the update is applied": (
-        "没有改变任何东西：损失不是有限的，但每个梯度都是：应用这次更新"
+    "nothing was changed: the gradients are finite, only the loss is not: the update is applied": (
+        "没有改变任何东西：梯度都是有限的，只有损失不是：应用这次更新"
     ),
     "id out of range: `input` reaches 20, the table has 20 rows, forward, step 6": (
         "编号超出范围：`input` 达到 20，表有 20 行，前向，第 6 步"

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from nanstop.records import (
+    BatchRows,
     Diagnosis,
     OpEvent,
     Position,
@@ -120,6 +121,17 @@ def test_no_row_is_named_where_none_is_to_blame(origin):
     assert "sample" not in render(replace(REPORT, localization=held)).partition("help:")[0]
     of_all = replace(held, origin="born_here")
     assert "= in every sample of the micro-batch\n" in render(replace(REPORT, localization=of_all))
+
+
+def test_one_row_is_known_and_what_confirms_says_nothing_twice():
+    rows = BatchRows(data="the data set", rows=(64,), in_order=False)
+    met = replace(REPORT.incident, rows=rows)
+    unknown = replace(LOCALIZATION, positions=None)
+    best = replace(REPORT.diagnoses[0], cause="n - 1 = 0", confirmed="its own shape: n - 1 = 0")
+    text = render(replace(REPORT, incident=met, localization=unknown, diagnoses=(best,)))
+    assert "not known" not in text
+    assert "the micro-batch was made of row 64 of the data set\n" in text
+    assert "= confirmed: its own shape\n" in text
 
 
 @pytest.mark.parametrize(

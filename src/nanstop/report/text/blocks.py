@@ -216,7 +216,7 @@ def _evidence(best: Diagnosis, report: Report) -> tuple[Block, ...]:
     texts += _ranks(report.incident)
     texts += _replayed(report.replay)
     texts += _certainty(best, "the cause")
-    texts += _place_certainty(report.localization)
+    texts += [] if best.of_updates else _place_certainty(report.localization)
     texts += _beside(report.diagnoses)
     texts += [f"not seen: {spot}" for spot in _blind_spots(report.localization)]
     texts += [f"not completed: {failure}" for failure in report.failures]
@@ -256,7 +256,8 @@ def _ranks(incident: Incident) -> list[str]:
 
 def _certainty(diagnosis: Diagnosis, what: str) -> list[str]:
     sure = diagnosis.confidence
-    confirmed = [f"confirmed: {diagnosis.confirmed}"] if diagnosis.confirmed else []
+    how = diagnosis.confirmed.removesuffix(f": {diagnosis.cause}")
+    confirmed = [f"confirmed: {how}"] if how else []
     unsure = [] if sure == "certain" else [f"{what} is {sure}, not certain"]
     return confirmed + unsure
 
@@ -293,9 +294,10 @@ def _positions(found: Localization | None, incident: Incident) -> list[str]:
     if found.first_bad is None:
         return _made_of(rows)
     if found.in_every_sample:
-        return ["in every sample of the micro-batch"]
+        return ["in every sample of the micro-batch", *incident.text]
     if found.positions is None:
-        unknown = [] if found.origin == "from_param" else ["which sample it is, is not known"]
+        is_known = found.origin == "from_param" or (rows is not None and len(rows.rows) == 1)
+        unknown = [] if is_known else ["which sample it is, is not known"]
         return [*unknown, *_made_of(rows)]
     texts = []
     for place in found.positions[:MAX_POSITIONS]:

@@ -75,7 +75,7 @@ def main() -> int:
         page = folder / "terminal.html"
         page.write_text(f"<body style='margin:0'>{drawn}", encoding="utf-8")
         shoot(page, SITE / "images" / "terminal.png", width, height)
-        shoot(folder / ".nanstop" / "report.html", SITE / "images" / "report.png", 1000, 1330)
+        shoot(folder / ".nanstop" / "report.html", SITE / "images" / "report.png", 1000, 1390)
     return 0
 
 

@@ -120,7 +120,7 @@ def test_no_row_is_named_where_none_is_to_blame(origin):
     held = replace(LOCALIZATION, origin=origin, positions=positions, in_every_sample=True)
     assert "sample" not in render(replace(REPORT, localization=held)).partition("help:")[0]
     of_all = replace(held, origin="born_here")
-    assert "= in every sample of the micro-batch\n" in render(replace(REPORT, localization=of_all))
+    assert "= every sample of the micro-batch has it\n" in render(replace(REPORT, localization=of_all))
 
 
 def test_one_row_is_known_and_what_confirms_says_nothing_twice():

@@ -294,7 +294,7 @@ def _positions(found: Localization | None, incident: Incident) -> list[str]:
     if found.first_bad is None:
         return _made_of(rows)
     if found.in_every_sample:
-        return ["in every sample of the micro-batch", *incident.text]
+        return ["every sample of the micro-batch has it", *incident.text]
     if found.positions is None:
         is_known = found.origin == "from_param" or (rows is not None and len(rows.rows) == 1)
         unknown = [] if is_known else ["which sample it is, is not known"]

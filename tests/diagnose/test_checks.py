@@ -1095,6 +1095,7 @@ LINE = SourceLine(file="train.py", line=8, function="f", text="made = ...")
     ("op", "shape", "bad", "is_written", "title", "cure"),
     [
         ("aten.index.Tensor", (64, 1), {"nan": 1}, False, "variable", "(row 9 is one)"),
+        ("aten.index.Tensor", (64, 1), {"neginf": 1}, False, "variable", "line 8 (row 9 is one)"),
         ("aten.sub.Tensor", (8,), {"nan": 1}, False, "variable", "in a column"),
         ("aten.mul.Tensor", (4,), {"posinf": 1}, False, "variable", "0 in line 8: count with"),
         ("aten.mul.Tensor", (), {"neginf": 1}, True, "constant", "a large finite number in line 8"),

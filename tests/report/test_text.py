@@ -120,7 +120,9 @@ def test_no_row_is_named_where_none_is_to_blame(origin):
     held = replace(LOCALIZATION, origin=origin, positions=positions, in_every_sample=True)
     assert "sample" not in render(replace(REPORT, localization=held)).partition("help:")[0]
     of_all = replace(held, origin="born_here")
-    assert "= every sample of the micro-batch has it\n" in render(replace(REPORT, localization=of_all))
+    assert "= every sample of the micro-batch has it\n" in render(
+        replace(REPORT, localization=of_all)
+    )
 
 
 def test_one_row_is_known_and_what_confirms_says_nothing_twice():
@@ -132,6 +134,15 @@ def test_one_row_is_known_and_what_confirms_says_nothing_twice():
     assert "not known" not in text
     assert "the micro-batch was made of row 64 of the data set\n" in text
     assert "= confirmed: its own shape\n" in text
+
+
+def test_a_number_of_the_program_is_no_matter_of_a_sample():
+    event = replace(LOCALIZATION.first_bad, op="aten.div.Scalar", scalars=(0.0,))
+    unknown = replace(LOCALIZATION, positions=None, first_bad=event)
+    assert "not known" not in render(replace(REPORT, localization=unknown))
+    event = replace(event, scalars=(2.0,))
+    other = replace(unknown, first_bad=event)
+    assert "which sample it is, is not known" in render(replace(REPORT, localization=other))
 
 
 @pytest.mark.parametrize(

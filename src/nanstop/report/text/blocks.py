@@ -6,6 +6,7 @@ A block is one logical line; ``report.text`` and ``report.html.notebook`` wrap a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -293,6 +294,8 @@ def _positions(found: Localization | None, incident: Incident) -> list[str]:
         return []  # no row is to blame
     if found.first_bad is None:
         return _made_of(rows)
+    if _is_of_the_program(found.first_bad):
+        return []
     if found.in_every_sample:
         return ["every sample of the micro-batch has it", *incident.text]
     if found.positions is None:
@@ -310,6 +313,12 @@ def _positions(found: Localization | None, incident: Incident) -> list[str]:
     texts += [f"{counted(more, 'more sample')}"] if more > 0 else []
     unknown = _made_of(rows) if rows is not None and not rows.in_order else []
     return [*(["; ".join(texts)] if texts else []), *unknown, *incident.text]
+
+
+def _is_of_the_program(event: OpEvent) -> bool:
+    """Return whether an op fails by a number of the program, whatever the batch is."""
+    by_zero = event.name == "div" and 0.0 in event.scalars
+    return by_zero or not all(map(math.isfinite, event.scalars))
 
 
 def _has_bad_rows(found: Localization, incident: Incident) -> bool:

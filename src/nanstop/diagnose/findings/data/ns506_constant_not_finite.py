@@ -114,6 +114,11 @@ def _usual_cure(evidence: Evidence, found: Localization, name: str, made: Source
         facts = evidence.incident.batch if evidence.incident is not None else ()
         rows = next((one.bad_rows for one in facts if one.name == found.culprit), ())
         where = f" (row {rows[0]} is one)" if rows else ""
+        if made is not None and not found.is_written and operand is not None and not operand.nan:
+            return (
+                f"An infinity comes of a division by 0 or a logarithm of 0 in {line}{where}: leave "
+                "these rows out, or give that line nothing that is 0."
+            )
         return (
             f"The step reads {name} by rows, as data: repair the rows that are not finite at their "
             f"source, or leave them out{where}."

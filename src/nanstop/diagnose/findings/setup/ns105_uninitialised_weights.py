@@ -153,7 +153,7 @@ def _unfilled(weights: tuple[TensorStats, ...], *, alone: bool) -> _Untrained | 
         f"{spans(stats):.0f} doublings"
         for stats in found[:MOST_LINES]
     ]
-    cause = f"{counted(len(found), 'tensor')} as memory is that was never written"
+    cause = f"{counted(len(found), 'tensor')} with numbers as in memory that was never written"
     return "likely", found[0].name or "", cause, tuple(lines)
 
 

@@ -5,6 +5,8 @@ import pytest
 from nanstop.language.catalog import core, split
 from nanstop.language.choice import VARIABLE, language
 from nanstop.language.translate import translated, untranslated
+from nanstop.report.text.blocks import Block
+from nanstop.report.text.spoken import spoken
 
 SAID = {
     "step 3": "第 3 步",
@@ -138,3 +140,13 @@ def test_the_language_is_the_one_that_is_asked_for(monkeypatch, variables, spoke
 def test_a_line_of_code_behind_its_place_stays_as_it_is():
     said = translated("made at a.py:8: probabilities = net(x).softmax(dim=-1)", "zh")
     assert said == "产生于 a.py:8: probabilities = net(x).softmax(dim=-1)"
+
+
+def test_a_place_that_is_a_name_is_not_translated():
+    blocks = [
+        Block("where", "  --> ", ("mean", "train.py:3")),
+        Block("where", "  --> ", ("outside any module", "train.py:3")),
+    ]
+    name, words = spoken(blocks, "zh")
+    assert name.cells[0] == "mean"
+    assert words.cells[0] == "任何模块之外"

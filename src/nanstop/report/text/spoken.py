@@ -25,8 +25,11 @@ def spoken(blocks: Iterable[Block], to: str | None = None) -> list[Block]:
 
 
 def _said(block: Block, to: str) -> Block:
-    """Return one block: of a place only what is no line of a file, of code nothing."""
-    num = {"code": 0, "where": 1}.get(block.kind, len(block.cells))
+    """Return one block: of a place only words that are no name and no line of a file, of code
+    nothing.
+    """
+    is_name = block.kind == "where" and " " not in block.cells[0]
+    num = {"code": 0, "where": 0 if is_name else 1}.get(block.kind, len(block.cells))
     cells = (*(translated(cell, to) for cell in block.cells[:num]), *block.cells[num:])
     word = block.lead.rstrip(": ")
     lead = block.lead.replace(word, translated(word, to), 1) if word.islower() else block.lead

@@ -66,7 +66,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
         and not _may_hide(evidence)
         else "likely",
         lines=tuple(
-            f"`{fact.name}` {fact.dtype} {list(fact.shape)}: {fact.num_bad} not finite{_at(fact)}"
+            f"`{fact.name}` {fact.dtype} {list(fact.shape)}: "
+            f"{counted(fact.num_bad, 'element')} not finite{_at(fact)}"
             for fact in bad
         ),
         remedies=without_rows(evidence),
@@ -80,7 +81,7 @@ def _at(fact: BatchFact) -> str:
         return ""
     shown = ", ".join(map(str, fact.bad_rows[:_MOST_SHOWN]))
     more = ", ..." if len(fact.bad_rows) > _MOST_SHOWN else ""
-    return f", at row{'s' * (len(fact.bad_rows) > 1)} {shown}{more}"
+    return f", at rows {shown}{more}" if len(fact.bad_rows) > 1 else f", at row {shown}"
 
 
 def _may_hide(evidence: Evidence) -> bool:

@@ -86,20 +86,27 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return _buffer(evidence, found, name, held)
     before = is_read or found.made_before
     since = "it was so before the step" if before else "nothing that was run again has made it so"
-    held_as = "constant" if found.is_written and not is_read else "variable"
-    what = held_as if made is not None and before else "state of the script"
-    given = "made" if before else "given its values"
+    title = f"state of the script not finite: {name}"
+    if made is not None and before:
+        is_constant = found.is_written and not is_read
+        title = f"constant not finite: {name}" if is_constant else f"variable not finite: {name}"
     tried = at_the_line(evidence) if is_read else finite_constant(evidence)
     return Diagnosis(
         code="NS506",
-        title=f"{what} not finite: {name}",
+        title=title,
         cause=f"{held}; {since}",
         confidence="certain",
-        lines=(f"{given} in line {made.line}: `{made.text}`",) if made is not None else (),
+        lines=_given(made, before=before) if made is not None else (),
         where=culprit or "",
         remedies=tried if before else (),
         usual_cure=_usual_cure(evidence, found, name, made),
     )
+
+
+def _given(made: SourceLine, *, before: bool) -> tuple[str, ...]:
+    if before:
+        return (f"made in line {made.line}: `{made.text}`",)
+    return (f"given its values in line {made.line}: `{made.text}`",)
 
 
 _BY_ROWS = ("index", "index_select", "embedding", "take", "slice", "select")

@@ -387,7 +387,8 @@ def _none_found(best: Diagnosis, proof: Proof) -> list[Block]:
     label = "" if exact_fails(proof) else "next experiment: "  # else it is what was seen
     following = (f"{label}{proof.next_experiment}",) if proof.next_experiment else ()
     usual = () if tried else _usual_cure(best)  # what to do comes first
-    return [*usual, *(Block("help", "help: ", (text,)) for text in (said, *following))]
+    texts = ("; ".join((said, *following)),) if usual else (said, *following)
+    return [*usual, *(Block("help", "help: ", (text,)) for text in texts)]
 
 
 def _pointer(code: str, record: str | None) -> Block:

@@ -47,7 +47,9 @@ _UNWATCHED = re.compile(
 """What is said, and true, of a loop that updates its weights by hand, and of threads that share
 a model: the page counts them apart.
 """
-_END = re.compile(r"^nanstop: \d+ (?:steps?|updates of several optimizers) watched.*\n", re.M)
+_END = re.compile(
+    r"^nanstop: (?:.*; )?\d+ (?:steps?|updates of several optimizers) watched.*\n", re.M
+)
 """The last line of a watched run."""
 _NUMBERS = re.compile(r"0x[0-9a-f]+|Thread-\d+")
 

@@ -223,6 +223,7 @@ def test_summary_keys():
         "ended",
         "began",
         "script",
+        "trained_nothing",
     ]
     assert names(FindingRow) == [
         "code",

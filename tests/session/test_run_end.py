@@ -13,6 +13,7 @@ from incident_records import AT, report
 from nanstop.decide.policy import Policy
 from nanstop.records import Atom, Diagnosis
 from nanstop.report.text.run_end import RunEnd, end_line, said_again
+from nanstop.report.text.runs import totals
 from nanstop.session.session import Session
 from nanstop.store.incidents import Store
 from nanstop.store.summary import Summary, summary_row
@@ -122,6 +123,17 @@ def test_a_folder_is_said_as_it_is_typed():
 def test_a_run_that_lost_every_update_says_that_nothing_was_trained():
     line = ended(steps={1: 15}, failures={"0000": 15}, codes=("NS204",), lost={1: 15})
     assert line.startswith("nothing was trained: all 15 updates were skipped; 15 steps watched, ")
+
+
+def test_a_listed_run_that_trained_nothing_did_not_end_well():
+    run = RunEnd(steps={1: 3, 2: 3})
+    assert run.trains_nothing({1: 3, 2: 3})
+    assert not run.trains_nothing({1: 3})
+    assert not run.trains_nothing({})
+    row = summary_row(report("0000"))
+    summary = Summary(incidents=(row,), exit=0, steps=3, ended="clean", trained_nothing=True)
+    assert totals(summary) == "3 steps in 0 s, nothing was trained, 1 incident"
+    assert "stopped by nanstop, nothing was trained" in totals(replace(summary, ended="stopped"))
 
 
 def test_what_failed_is_no_warning_beside_it():

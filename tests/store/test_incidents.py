@@ -154,6 +154,7 @@ def test_summary_on_disk(tmp_path):
         "ended": None,
         "began": None,
         "script": None,
+        "trained_nothing": False,
     }
 
 

@@ -394,5 +394,7 @@ class Session(WatchedRun):
                 seconds=took,
                 began=round(time.time() - took),
                 script=getattr(self.environment.command, "script_name", None),
+                trained_nothing=self._failures is not None
+                and self._end.trains_nothing(self._failures.lost),
             )
         )

@@ -77,6 +77,8 @@ class Summary:
     ended: str | None = None
     began: float | None = None
     script: str | None = None
+    trained_nothing: bool = False
+    """Whether every update was skipped, of each optimizer."""
 
 
 @record

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nanstop.records import Atom, Diagnosis, Report
@@ -43,6 +43,10 @@ class RunEnd:
     def seen(self, optimizer: int) -> None:
         """Note an update of an optimizer, applied or skipped."""
         self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
+
+    def trains_nothing(self, lost: Mapping[int, int]) -> bool:
+        """Return whether all updates that were seen are among the ``lost`` ones."""
+        return bool(lost) and all(lost.get(one, 0) >= num for one, num in self.steps.items())
 
     def met(self, own: Iterable[IncidentRow], of_all: Iterable[IncidentRow]) -> None:
         """Note what the incidents are, and those of other ranks, whose end has no line."""

@@ -72,6 +72,8 @@ def totals(summary: Summary) -> str:
     end = _ENDS.get(summary.ended or "", summary.ended)
     if not end and summary.exit is not None:
         end = "ended well" if summary.exit == 0 else f"ended with exit code {summary.exit}"
+    if summary.trained_nothing:
+        end = "nothing was trained" if end == "ended well" else f"{end}, nothing was trained"
     warnings = [one for one in summary.findings if not one.mended_by]
     found = [
         counted(len(rows), name)

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from hosts.sharded.planted_faults import SpoiledKernel, planted  # noqa: E402
+
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 WITH_BAD_DATA = (
     "dies",
@@ -100,6 +102,15 @@ def rows(fault, num):
     if fault == "eps":
         x[:, 0] = 0
     return x, y
+
+
+def net_with(fault):
+    """Return a model; a fault that comes once does so on rank 1 at row 29."""
+    return Net(planted(fault, rows("none", 64)[0][29]) if RANK == 1 else lambda x: None)
+
+
+def adam(net, fault):
+    return torch.optim.AdamW(net.parameters(), lr=0.02, eps=0.0 if fault == "eps" else 1e-8)
 
 
 def in_trial(at, does):
@@ -202,29 +213,11 @@ class Disturbance:
             os.kill(os.getpid(), self.signal)
 
 
-class SpoiledKernel:
-    """This process's own float32 kernel of a linear layer is wrong in one element, ``left`` times,
-    which no Python mode sees: it stands for a device that computes wrongly.
-    """
-
-    def __init__(self, factor, left):
-        self.factor, self.left = factor, left
-        self._library = torch.library.Library("aten", "IMPL")
-        self._library.impl("addmm", self._addmm, "CPU")
-
-    def _addmm(self, bias, x, weight, *, beta=1, alpha=1):
-        result = x.mm(weight) * alpha + bias * beta
-        if self.left > 0 and x.dtype is torch.float32:
-            self.left -= 1
-            result.view(-1)[1] *= self.factor
-        return result
-
-
 def models(fault, *, is_sharded):
     """Return the model, and what a loop calls."""
     hooks = {"dies": in_trial(3, lambda: os._exit(9)), "gathers": gathers}
     hooks["dawdles"] = in_trial(5, lambda: time.sleep(9))
-    net = Net(hooks.get(fault, lambda x: None))
+    net = Net(hooks[fault]) if fault in hooks else net_with(fault)
     if fault == "centred":
         net.first = nn.Sequential(Centred(), net.first)
     net = net.half() if fault == "half" else net
@@ -259,11 +252,10 @@ def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
     x, y = (t.to(net.last.weight.dtype).split(4) for t in (x, y))
     losses = []
     disturbance = Disturbance()
-    factor = {"wrong_device": 1.01, "once": float("nan")}.get(fault)
-    kernel = SpoiledKernel(factor, 0) if factor is not None and RANK == 1 else None
+    kernel = SpoiledKernel(1.01, 0) if fault == "wrong_device" and RANK == 1 else None
     for step in range(num_steps):
         if kernel is not None and step == 3:
-            kernel.left = 1 if fault == "once" else math.inf
+            kernel.left = math.inf
         at = (RANK, step)
         if fault == "early" and at == (1, 3):
             break
@@ -349,11 +341,11 @@ def accelerated(fault, accumulate="1", *, is_sharded=False, with_engine=False):
         options["fsdp_plugin"] = plugin
     each = int(accumulate) * (1 if WORLD > 1 else RANKS)
     accelerator = Accelerator(gradient_accumulation_steps=each, **options)
-    net = Net()
+    net = net_with(fault)
     data = torch.utils.data.TensorDataset(*rows(fault, 64))
     model, optimizer, loader = accelerator.prepare(
         net,
-        torch.optim.AdamW(net.parameters(), lr=0.02),
+        adam(net, fault),
         torch.utils.data.DataLoader(data, batch_size=4),
     )
     for x, y in loader:
@@ -388,7 +380,7 @@ def engine(fault, stage="2", formats="float32", accumulate="1", num_steps=8):
     """DeepSpeed's own."""
     deepspeed = deepspeed_on_a_cpu()
     accumulate, dtype = int(accumulate), getattr(torch, formats)
-    net = Net()
+    net = net_with(fault)
     kind = {torch.float16: {"fp16": {"enabled": True}}, torch.bfloat16: {"bf16": {"enabled": True}}}
     config = {
         "train_micro_batch_size_per_gpu": 4,
@@ -403,15 +395,12 @@ def engine(fault, stage="2", formats="float32", accumulate="1", num_steps=8):
     groups = [{"params": [*net.first.parameters()]}, {"params": [*net.loud.parameters()]}]
     groups[1]["params"] += [*net.last.parameters()]
     deepspeed.init_distributed("gloo", verbose=False)
-    optimizer = torch.optim.AdamW(groups, lr=0.02)
+    optimizer = torch.optim.AdamW(groups, lr=0.02, eps=0.0 if fault == "eps" else 1e-8)
     model, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config)
     x, y = rows(fault, 4 * RANKS * accumulate * num_steps)
     x, y = (t.to(dtype).split(4) for t in (x, y))
     disturbance, losses = Disturbance(), []
-    kernel = SpoiledKernel(float("nan"), 0) if fault == "once" and RANK == 1 else None
     for place in range(accumulate * num_steps):
-        if kernel is not None and place == 3:
-            kernel.left = 1
         part = place * RANKS + RANK
         loss = (model(x[part]) - y[part]).square().mean()
         model.backward(loss)
@@ -438,8 +427,8 @@ def fabric(fault, strategy="ddp"):
 
     fabric = Fabric(accelerator="cpu", strategy=strategy, devices=WORLD)
     fabric.launch()
-    net = Net()
-    model, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters(), lr=0.02))
+    net = net_with(fault)
+    model, optimizer = fabric.setup(net, adam(net, fault))
     data = torch.utils.data.TensorDataset(*rows(fault, 64))
     loader = fabric.setup_dataloaders(torch.utils.data.DataLoader(data, batch_size=4))
     losses = []
@@ -451,6 +440,50 @@ def fabric(fault, strategy="ddp"):
         optimizer.step()
         losses.append(loss.item())
     tell(net, losses)
+    if WORLD > 1:
+        dist.destroy_process_group()
+
+
+def lightning(fault, *modes):
+    """Lightning's own Trainer; ``modes``: "clips", "accumulates"."""
+    import lightning as L  # noqa: N812
+
+    class Module(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net, self.losses = net_with(fault), []
+
+        def training_step(self, batch, at):  # noqa: ARG002
+            loss = (self.net(batch[0]) - batch[1]).square().mean()
+            self.losses.append(loss.item())
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self):
+            return adam(self, fault)
+
+    each = 2 if "accumulates" in modes else 1
+    options = {"gradient_clip_val": 1.0} if "clips" in modes else {}
+    options["accumulate_grad_batches"] = each * (1 if WORLD > 1 else RANKS)
+    if WORLD > 1:
+        options["strategy"] = "ddp"
+    trainer = L.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        devices=WORLD,
+        logger=False,
+        use_distributed_sampler=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+    data = torch.utils.data.TensorDataset(*rows(fault, 64 * each))
+    mine = [place for place in range(len(data)) if place // 4 % WORLD == RANK]
+    part = torch.utils.data.Subset(data, mine)
+    module = Module()
+    trainer.fit(module, torch.utils.data.DataLoader(part, batch_size=4))
+    tell(module.net, module.losses)
     if WORLD > 1:
         dist.destroy_process_group()
 
@@ -493,7 +526,7 @@ def trainer(fault, accumulate="1", *, is_sharded=False, with_engine=False):
         def _get_train_sampler(self, *_, **__):
             return torch.utils.data.SequentialSampler(self.train_dataset)
 
-    net = Net()
+    net = net_with(fault)
     each = int(accumulate)
     data = [{"x": x, "labels": y} for x, y in zip(*rows(fault, 64 * each), strict=True)]
     num_steps = int(os.environ.get("STEPS", "8"))
@@ -619,6 +652,7 @@ PROGRAMS = {
     "accelerated_engine": accelerated_engine,
     "trainer_engine": trainer_engine,
     "fabric": fabric,
+    "lightning": lightning,
     "trainer": trainer,
     "sharded_trainer": sharded_trainer,
     "sft": sft,

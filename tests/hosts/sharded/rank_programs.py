@@ -113,6 +113,19 @@ def adam(net, fault):
     return torch.optim.AdamW(net.parameters(), lr=0.02, eps=0.0 if fault == "eps" else 1e-8)
 
 
+class Rows(torch.utils.data.Dataset):
+    """Rows that are made of numbers when they are asked for."""
+
+    def __init__(self, fault, num):
+        self.x, self.y = (t.tolist() for t in rows(fault, num))
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, place):
+        return torch.tensor(self.x[place]), torch.tensor(self.y[place])
+
+
 def in_trial(at, does):
     """Return what ``does`` something when rank 1 meets the bad row for the ``at``-th time."""
     met = itertools.count(1)  # which nobody can put back
@@ -381,7 +394,8 @@ def engine(fault, stage="2", formats="float32", accumulate="1", num_steps=8):
     deepspeed = deepspeed_on_a_cpu()
     accumulate, dtype = int(accumulate), getattr(torch, formats)
     net = net_with(fault)
-    kind = {torch.float16: {"fp16": {"enabled": True}}, torch.bfloat16: {"bf16": {"enabled": True}}}
+    bf16 = {"enabled": True, "check_grad_overflow": not stage.endswith("unguarded")}
+    kind = {torch.float16: {"fp16": {"enabled": True}}, torch.bfloat16: {"bf16": bf16}}
     config = {
         "train_micro_batch_size_per_gpu": 4,
         "gradient_accumulation_steps": accumulate,
@@ -397,13 +411,14 @@ def engine(fault, stage="2", formats="float32", accumulate="1", num_steps=8):
     deepspeed.init_distributed("gloo", verbose=False)
     optimizer = torch.optim.AdamW(groups, lr=0.02, eps=0.0 if fault == "eps" else 1e-8)
     model, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config)
-    x, y = rows(fault, 4 * RANKS * accumulate * num_steps)
+    x, y = rows("data" if fault == "late" else fault, 4 * RANKS * accumulate * num_steps)
     x, y = (t.to(dtype).split(4) for t in (x, y))
     disturbance, losses = Disturbance(), []
     for place in range(accumulate * num_steps):
         part = place * RANKS + RANK
         loss = (model(x[part]) - y[part]).square().mean()
         model.backward(loss)
+        come_late((RANK, place))
         model.step()
         losses.append(loss.item())
     sys.setprofile(None)
@@ -429,16 +444,17 @@ def fabric(fault, strategy="ddp"):
     fabric.launch()
     net = net_with(fault)
     model, optimizer = fabric.setup(net, adam(net, fault))
-    data = torch.utils.data.TensorDataset(*rows(fault, 64))
+    data = Rows(fault, 64)
     loader = fabric.setup_dataloaders(torch.utils.data.DataLoader(data, batch_size=4))
-    losses = []
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = (model(x) - y).square().mean()
+    losses, each = [], 1 if WORLD > 1 else RANKS
+    for place, (x, y) in enumerate(loader, 1):
+        loss = (model(x) - y).square().mean() / each
         fabric.backward(loss)
-        fabric.clip_gradients(model, optimizer, max_norm=1.0)
-        optimizer.step()
         losses.append(loss.item())
+        if place % each == 0:
+            fabric.clip_gradients(model, optimizer, max_norm=1.0)
+            optimizer.step()
+            optimizer.zero_grad()
     tell(net, losses)
     if WORLD > 1:
         dist.destroy_process_group()
@@ -478,7 +494,7 @@ def lightning(fault, *modes):
         enable_model_summary=False,
         **options,
     )
-    data = torch.utils.data.TensorDataset(*rows(fault, 64 * each))
+    data = Rows(fault, 64 * each)
     mine = [place for place in range(len(data)) if place // 4 % WORLD == RANK]
     part = torch.utils.data.Subset(data, mine)
     module = Module()

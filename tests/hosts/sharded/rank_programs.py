@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from hosts.sharded.planted_faults import SpoiledKernel, planted  # noqa: E402
+from hosts.sharded.planted_faults import SpoiledKernel, planted
 
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 WITH_BAD_DATA = (
@@ -27,6 +27,8 @@ WITH_BAD_DATA = (
     "dawdles",
     "views",
     "policies",
+    "versions",
+    "elsewhere",
     "gathers",
     "centred",
     "unclipped",
@@ -241,6 +243,37 @@ def models(fault, *, is_sharded):
     return net, Wrapping(model, net) if fault == "wrapped" else model
 
 
+def evaluated_alone(net):
+    """Return what a row that is not finite comes to, on this rank alone."""
+    net.eval()
+    with torch.no_grad():
+        losses = [net(torch.full((4, 8), math.nan)).mean().item()]
+    net.train()
+    return losses
+
+
+def pretend_another_version():
+    from importlib import metadata
+
+    known = metadata.distribution
+
+    class Another:
+        version = "0.0.0"
+
+        def read_text(self, _name):
+            return "Version: 0.0.0\n"
+
+    metadata.distribution = lambda name: Another() if name == "nanstop" else known(name)
+
+
+def be_unlike(fault):
+    """Have this rank under another nanstop than the others."""
+    others = {"policies": {"NANSTOP_ON_FAILURE": "skip"}, "elsewhere": {"NANSTOP_DIR": "elsewhere"}}
+    os.environ.update(others.get(fault, {}))
+    if fault == "versions":
+        pretend_another_version()
+
+
 def come_late(at):
     if at == (1, int(os.environ.get("LATE_AT", "-1"))):
         time.sleep(float(os.environ["LATE_SECONDS"]))
@@ -260,8 +293,8 @@ def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
         {"mixed": "half"}.get(fault, "data" if fault in WITH_BAD_DATA else fault),
         4 * RANKS * accumulate * num_steps,
     )
-    if fault == "policies" and RANK == 1:
-        os.environ["NANSTOP_ON_FAILURE"] = "skip"
+    if RANK == 1:
+        be_unlike(fault)
     x, y = (t.to(net.last.weight.dtype).split(4) for t in (x, y))
     losses = []
     disturbance = Disturbance()
@@ -293,6 +326,7 @@ def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
             scaler.update()
         elif fault != "own_skip" or at != (1, 3):
             optimizer.step()
+        losses += evaluated_alone(net) if fault == "evaluates" and at == (0, 3) else []
     sys.setprofile(None)
     tell(net, losses, disturbance.num_calls)
     if WORLD > 1:
@@ -462,14 +496,14 @@ def fabric(fault, strategy="ddp"):
 
 def lightning(fault, *modes):
     """Lightning's own Trainer; ``modes``: "clips", "accumulates"."""
-    import lightning as L  # noqa: N812
+    import lightning as L
 
     class Module(L.LightningModule):
         def __init__(self):
             super().__init__()
             self.net, self.losses = net_with(fault), []
 
-        def training_step(self, batch, at):  # noqa: ARG002
+        def training_step(self, batch, at):
             loss = (self.net(batch[0]) - batch[1]).square().mean()
             self.losses.append(loss.item())
             self.log("loss", loss)

@@ -156,7 +156,9 @@ class Engine:
     @property
     def is_guarded(self) -> bool:
         """Whether it looks for such gradients as it was told to: of bfloat16 it may not."""
-        looks = getattr(self._zero, "check_grad_overflow", True) or not self.engine.bfloat16_enabled()
+        looks = (
+            getattr(self._zero, "check_grad_overflow", True) or not self.engine.bfloat16_enabled()
+        )
         return looks and self._overflows_by_itself
 
     @property
@@ -253,9 +255,7 @@ class EngineReplicas(ByFlags):
 
     is_whole = goes_back = False
 
-    def __init__(
-        self, engine: Any, ranks: Ranks, flags: FailureFlags | None, terms: Terms
-    ) -> None:
+    def __init__(self, engine: Any, ranks: Ranks, flags: FailureFlags | None, terms: Terms) -> None:
         super().__init__(ranks, flags)
         self._engine = Engine(engine)
         self._terms = terms

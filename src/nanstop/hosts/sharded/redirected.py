@@ -48,8 +48,8 @@ def redirected(model: nn.Module) -> Iterator[None]:
 
 def _step_of(model: nn.Module) -> str:
     """Return the name of the method that Lightning calls a model for through its wrapper, or ""."""
-    trainer = getattr(model, "_trainer", None)
-    strategy = getattr(trainer, "strategy", None)
+    trainer: Any = getattr(model, "_trainer", None)
+    strategy: Any = getattr(trainer, "strategy", None)
     redirects = hasattr(strategy, "_forward_redirection")
     # One that updates by itself would do so whenever it is run again.
     if not redirects or strategy.model is model or not getattr(model, "automatic_optimization", 0):

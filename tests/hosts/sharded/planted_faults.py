@@ -1,6 +1,7 @@
 """Faults of a device and of an exchange that come once, where a marked row of the data is met."""
 
 import itertools
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -93,12 +94,17 @@ def when_met(row, begin, after=lambda: None):
     return hook
 
 
-def planted(fault, row):
-    """Return what a model does with its input: the ``fault`` comes with that row."""
-    if fault == "once":
+def planted(fault, row, *, here):
+    """Return what a model does with its input: the ``fault`` comes with that row, if it is to come
+    ``here``. All processes compute the same.
+    """
+    begin = after = lambda: None
+    if fault == "once" and here:
         kernel = SpoiledKernel(float("nan"), 0)
-        return when_met(row, lambda: setattr(kernel, "left", 1))
-    if fault in ("exchange", "received"):
+        begin = partial(setattr, kernel, "left", 1)
+    elif fault in ("exchange", "received") and here:
         exchange = SpoiledExchange(is_received=fault == "received")
-        return when_met(row, exchange.begin, exchange.end)
-    return lambda x: None
+        begin, after = exchange.begin, exchange.end
+    elif fault not in ("once", "exchange", "received"):
+        return lambda x: None
+    return when_met(row, begin, after)

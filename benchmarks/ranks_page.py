@@ -17,7 +17,12 @@ _PARTS = (
 )
 
 
+TESTS = Path(__file__).with_name("ranks_tests.md")
+"""What tests show of each way to train, written by hand."""
+
+
 def write_page() -> None:
     """Write the page anew from what is kept of the benchmarks."""
     parts = [section(json.loads(file.read_text())) for file, section in _PARTS if file.exists()]
+    parts = [TESTS.read_text(), *parts]
     PAGE.write_text("# Many ranks\n\n" + "\n".join(parts))

@@ -83,7 +83,7 @@ def environment(*, import_torch: bool = False) -> Environment:
     device = _device(torch_module, initialise=import_torch) if torch_module else {}
     flags = _flags(torch_module) if torch_module else ()
     return Environment(
-        nanstop=_version("nanstop") or "unknown",
+        nanstop=own_version(),
         python=platform.python_version(),
         torch=_version("torch"),
         driver=_driver(),
@@ -116,6 +116,11 @@ def command() -> CommandFacts:
         options=tuple(dict.fromkeys(name[0] for name in names if name is not None)),
         supervised="NANSTOP_RUN" in os.environ,
     )
+
+
+def own_version() -> str:
+    """Return the version of nanstop, "unknown" where it is not installed as a package."""
+    return _version("nanstop") or "unknown"
 
 
 def _version(package: str) -> str | None:

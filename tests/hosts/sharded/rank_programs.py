@@ -19,12 +19,16 @@ import torch.distributed as dist
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from hosts.sharded.planted_faults import SpoiledKernel, planted
+
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 WITH_BAD_DATA = (
     "dies",
     "dawdles",
     "views",
     "policies",
+    "versions",
+    "elsewhere",
     "gathers",
     "centred",
     "unclipped",
@@ -100,6 +104,28 @@ def rows(fault, num):
     if fault == "eps":
         x[:, 0] = 0
     return x, y
+
+
+def net_with(fault):
+    """Return a model; a fault that comes once does so on rank 1 at row 29."""
+    return Net(planted(fault, rows("none", 64)[0][29], here=RANK == 1))
+
+
+def adam(net, fault):
+    return torch.optim.AdamW(net.parameters(), lr=0.02, eps=0.0 if fault == "eps" else 1e-8)
+
+
+class Rows(torch.utils.data.Dataset):
+    """Rows that are made of numbers when they are asked for."""
+
+    def __init__(self, fault, num):
+        self.x, self.y = (t.tolist() for t in rows(fault, num))
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, place):
+        return torch.tensor(self.x[place]), torch.tensor(self.y[place])
 
 
 def in_trial(at, does):
@@ -202,29 +228,11 @@ class Disturbance:
             os.kill(os.getpid(), self.signal)
 
 
-class SpoiledKernel:
-    """This process's own float32 kernel of a linear layer is wrong in one element, ``left`` times,
-    which no Python mode sees: it stands for a device that computes wrongly.
-    """
-
-    def __init__(self, factor, left):
-        self.factor, self.left = factor, left
-        self._library = torch.library.Library("aten", "IMPL")
-        self._library.impl("addmm", self._addmm, "CPU")
-
-    def _addmm(self, bias, x, weight, *, beta=1, alpha=1):
-        result = x.mm(weight) * alpha + bias * beta
-        if self.left > 0 and x.dtype is torch.float32:
-            self.left -= 1
-            result.view(-1)[1] *= self.factor
-        return result
-
-
 def models(fault, *, is_sharded):
     """Return the model, and what a loop calls."""
     hooks = {"dies": in_trial(3, lambda: os._exit(9)), "gathers": gathers}
     hooks["dawdles"] = in_trial(5, lambda: time.sleep(9))
-    net = Net(hooks.get(fault, lambda x: None))
+    net = Net(hooks[fault]) if fault in hooks else net_with(fault)
     if fault == "centred":
         net.first = nn.Sequential(Centred(), net.first)
     net = net.half() if fault == "half" else net
@@ -233,6 +241,37 @@ def models(fault, *, is_sharded):
     else:
         model = wrapped(net, gradient_as_bucket_view=fault == "views")
     return net, Wrapping(model, net) if fault == "wrapped" else model
+
+
+def evaluated_alone(net):
+    """Return what a row that is not finite comes to, on this rank alone."""
+    net.eval()
+    with torch.no_grad():
+        losses = [net(torch.full((4, 8), math.nan)).mean().item()]
+    net.train()
+    return losses
+
+
+def pretend_another_version():
+    from importlib import metadata
+
+    known = metadata.distribution
+
+    class Another:
+        version = "0.0.0"
+
+        def read_text(self, _name):
+            return "Version: 0.0.0\n"
+
+    metadata.distribution = lambda name: Another() if name == "nanstop" else known(name)
+
+
+def be_unlike(fault):
+    """Have this rank under another nanstop than the others."""
+    others = {"policies": {"NANSTOP_ON_FAILURE": "skip"}, "elsewhere": {"NANSTOP_DIR": "elsewhere"}}
+    os.environ.update(others.get(fault, {}))
+    if fault == "versions":
+        pretend_another_version()
 
 
 def come_late(at):
@@ -254,16 +293,15 @@ def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
         {"mixed": "half"}.get(fault, "data" if fault in WITH_BAD_DATA else fault),
         4 * RANKS * accumulate * num_steps,
     )
-    if fault == "policies" and RANK == 1:
-        os.environ["NANSTOP_ON_FAILURE"] = "skip"
+    if RANK == 1:
+        be_unlike(fault)
     x, y = (t.to(net.last.weight.dtype).split(4) for t in (x, y))
     losses = []
     disturbance = Disturbance()
-    factor = {"wrong_device": 1.01, "once": float("nan")}.get(fault)
-    kernel = SpoiledKernel(factor, 0) if factor is not None and RANK == 1 else None
+    kernel = SpoiledKernel(1.01, 0) if fault == "wrong_device" and RANK == 1 else None
     for step in range(num_steps):
         if kernel is not None and step == 3:
-            kernel.left = 1 if fault == "once" else math.inf
+            kernel.left = math.inf
         at = (RANK, step)
         if fault == "early" and at == (1, 3):
             break
@@ -288,6 +326,7 @@ def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
             scaler.update()
         elif fault != "own_skip" or at != (1, 3):
             optimizer.step()
+        losses += evaluated_alone(net) if fault == "evaluates" and at == (0, 3) else []
     sys.setprofile(None)
     tell(net, losses, disturbance.num_calls)
     if WORLD > 1:
@@ -349,11 +388,11 @@ def accelerated(fault, accumulate="1", *, is_sharded=False, with_engine=False):
         options["fsdp_plugin"] = plugin
     each = int(accumulate) * (1 if WORLD > 1 else RANKS)
     accelerator = Accelerator(gradient_accumulation_steps=each, **options)
-    net = Net()
+    net = net_with(fault)
     data = torch.utils.data.TensorDataset(*rows(fault, 64))
     model, optimizer, loader = accelerator.prepare(
         net,
-        torch.optim.AdamW(net.parameters(), lr=0.02),
+        adam(net, fault),
         torch.utils.data.DataLoader(data, batch_size=4),
     )
     for x, y in loader:
@@ -388,8 +427,9 @@ def engine(fault, stage="2", formats="float32", accumulate="1", num_steps=8):
     """DeepSpeed's own."""
     deepspeed = deepspeed_on_a_cpu()
     accumulate, dtype = int(accumulate), getattr(torch, formats)
-    net = Net()
-    kind = {torch.float16: {"fp16": {"enabled": True}}, torch.bfloat16: {"bf16": {"enabled": True}}}
+    net = net_with(fault)
+    bf16 = {"enabled": True, "check_grad_overflow": not stage.endswith("unguarded")}
+    kind = {torch.float16: {"fp16": {"enabled": True}}, torch.bfloat16: {"bf16": bf16}}
     config = {
         "train_micro_batch_size_per_gpu": 4,
         "gradient_accumulation_steps": accumulate,
@@ -403,18 +443,16 @@ def engine(fault, stage="2", formats="float32", accumulate="1", num_steps=8):
     groups = [{"params": [*net.first.parameters()]}, {"params": [*net.loud.parameters()]}]
     groups[1]["params"] += [*net.last.parameters()]
     deepspeed.init_distributed("gloo", verbose=False)
-    optimizer = torch.optim.AdamW(groups, lr=0.02)
+    optimizer = torch.optim.AdamW(groups, lr=0.02, eps=0.0 if fault == "eps" else 1e-8)
     model, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config)
-    x, y = rows(fault, 4 * RANKS * accumulate * num_steps)
+    x, y = rows("data" if fault == "late" else fault, 4 * RANKS * accumulate * num_steps)
     x, y = (t.to(dtype).split(4) for t in (x, y))
     disturbance, losses = Disturbance(), []
-    kernel = SpoiledKernel(float("nan"), 0) if fault == "once" and RANK == 1 else None
     for place in range(accumulate * num_steps):
-        if kernel is not None and place == 3:
-            kernel.left = 1
         part = place * RANKS + RANK
         loss = (model(x[part]) - y[part]).square().mean()
         model.backward(loss)
+        come_late((RANK, place))
         model.step()
         losses.append(loss.item())
     sys.setprofile(None)
@@ -438,19 +476,64 @@ def fabric(fault, strategy="ddp"):
 
     fabric = Fabric(accelerator="cpu", strategy=strategy, devices=WORLD)
     fabric.launch()
-    net = Net()
-    model, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters(), lr=0.02))
-    data = torch.utils.data.TensorDataset(*rows(fault, 64))
+    net = net_with(fault)
+    model, optimizer = fabric.setup(net, adam(net, fault))
+    data = Rows(fault, 64)
     loader = fabric.setup_dataloaders(torch.utils.data.DataLoader(data, batch_size=4))
-    losses = []
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = (model(x) - y).square().mean()
+    losses, each = [], 1 if WORLD > 1 else RANKS
+    for place, (x, y) in enumerate(loader, 1):
+        loss = (model(x) - y).square().mean() / each
         fabric.backward(loss)
-        fabric.clip_gradients(model, optimizer, max_norm=1.0)
-        optimizer.step()
         losses.append(loss.item())
+        if place % each == 0:
+            fabric.clip_gradients(model, optimizer, max_norm=1.0)
+            optimizer.step()
+            optimizer.zero_grad()
     tell(net, losses)
+    if WORLD > 1:
+        dist.destroy_process_group()
+
+
+def lightning(fault, *modes):
+    """Lightning's own Trainer; ``modes``: "clips", "accumulates"."""
+    import lightning as L
+
+    class Module(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net, self.losses = net_with(fault), []
+
+        def training_step(self, batch, at):
+            loss = (self.net(batch[0]) - batch[1]).square().mean()
+            self.losses.append(loss.item())
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self):
+            return adam(self, fault)
+
+    each = 2 if "accumulates" in modes else 1
+    options = {"gradient_clip_val": 1.0} if "clips" in modes else {}
+    options["accumulate_grad_batches"] = each * (1 if WORLD > 1 else RANKS)
+    if WORLD > 1:
+        options["strategy"] = "ddp"
+    trainer = L.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        devices=WORLD,
+        logger=False,
+        use_distributed_sampler=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+    data = Rows(fault, 64 * each)
+    mine = [place for place in range(len(data)) if place // 4 % WORLD == RANK]
+    part = torch.utils.data.Subset(data, mine)
+    module = Module()
+    trainer.fit(module, torch.utils.data.DataLoader(part, batch_size=4))
+    tell(module.net, module.losses)
     if WORLD > 1:
         dist.destroy_process_group()
 
@@ -493,7 +576,7 @@ def trainer(fault, accumulate="1", *, is_sharded=False, with_engine=False):
         def _get_train_sampler(self, *_, **__):
             return torch.utils.data.SequentialSampler(self.train_dataset)
 
-    net = Net()
+    net = net_with(fault)
     each = int(accumulate)
     data = [{"x": x, "labels": y} for x, y in zip(*rows(fault, 64 * each), strict=True)]
     num_steps = int(os.environ.get("STEPS", "8"))
@@ -619,6 +702,7 @@ PROGRAMS = {
     "accelerated_engine": accelerated_engine,
     "trainer_engine": trainer_engine,
     "fabric": fabric,
+    "lightning": lightning,
     "trainer": trainer,
     "sharded_trainer": sharded_trainer,
     "sft": sft,

@@ -243,6 +243,44 @@ def test_ranks_that_cannot_agree_observe(tmp_path):
 
 
 @pytest.mark.slow
+def test_ranks_with_different_versions_each_leave_out_what_is_bad_for_all(tmp_path):
+    results, told = together(tmp_path / "ranks", "loop", "versions", **ALLOWED)
+    assert "ranks 0 and 1 have different versions of nanstop: " in told
+    rows, _ = incidents(tmp_path / "ranks")
+    assert {row["action"] for row in rows} == {"skip"}
+    assert results[0]["digest"] == results[1]["digest"]
+    assert math.isfinite(results[0]["loss"])
+
+
+@pytest.mark.slow
+def test_a_folder_that_ranks_do_not_share(tmp_path):
+    """Whoever has looked into the failure has written of it, and says where."""
+    results, told = together(tmp_path / "ranks", "loop", "elsewhere", **ALLOWED)
+    assert results[0]["digest"] == results[1]["digest"]
+    assert "full record elsewhere/0000/report.json" in told
+    load_summary(tmp_path / "ranks" / "out" / "summary.json")
+    (row,) = load_summary(tmp_path / "ranks" / "elsewhere" / "summary.json").incidents
+    assert (row.code, row.rank, row.action) == ("NS501", 1, "quarantine")
+
+
+@pytest.mark.slow
+def test_what_one_rank_alone_comes_to_waits_for_no_other(tmp_path):
+    """An evaluation that fails on rank 0."""
+    plain, _ = together(tmp_path / "plain", "loop", "evaluates", watched=False)
+    results, _ = together(tmp_path / "ranks", "loop", "evaluates", seconds=60)
+    assert results == plain
+
+
+@pytest.mark.slow
+def test_an_exception_that_one_rank_catches(tmp_path):
+    """It makes one backward less than the others, which miss it as they would without nanstop."""
+    _, told = together(tmp_path / "ranks", "classes", "caught", codes=(1, 0), seconds=60)
+    assert "by peer" in told
+    (row,), _ = incidents(tmp_path / "ranks")
+    assert (row["code"], row["rank"], row["action"]) == ("NS502", 1, "observe")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", ["1", "2"])
 def test_a_loop_on_accelerate(tmp_path, accumulate):
     is_healthy(tmp_path, "accelerated", "none", accumulate)

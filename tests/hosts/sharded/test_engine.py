@@ -126,6 +126,47 @@ def test_without_zero_nothing_else_keeps_bad_gradients_from_the_weights(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
+def test_ranks_that_come_apart_have_no_bad_weights(tmp_path, stage):
+    """Without ZeRO each leaves out what is bad for all; with it, the engine does by itself."""
+    late = {"NANSTOP_RANKS_SECONDS": "1", "LATE_SECONDS": "5", "LATE_AT": "3"}
+    results, told = together(tmp_path / "ranks", "late", stage, **late)
+    assert "failures are observed only: the ranks did not learn of each other's failures" in told
+    left_out, _ = together(tmp_path / "skip", "data", stage, NANSTOP_ON_FAILURE="skip")
+    assert results == left_out
+    assert all(math.isfinite(one["loss"]) for one in results)
+    assert results[0]["skipped"] == 1
+
+
+@pytest.mark.slow
+def test_ranks_that_come_apart_stop_where_an_engine_does_not_look(tmp_path):
+    """DeepSpeed can be told not to ask whether gradients of bfloat16 are finite."""
+    late = {"NANSTOP_RANKS_SECONDS": "1", "LATE_SECONDS": "5", "LATE_AT": "3"}
+    what = ("late", "2 unguarded", "bfloat16")
+    _, told = together(tmp_path / "ranks", *what, codes=(3, 3), **late)
+    assert "this update would ruin the weights of all of them" in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["0", "1", "2"])
+def test_what_an_exchange_breaks_is_made_anew_bitwise(tmp_path, stage):
+    plain, _ = together(tmp_path / "plain", "none", stage, watched=False)
+    results, _ = together(tmp_path / "ranks", "exchange", stage)
+    assert results == plain
+    row = the_incident(tmp_path / "ranks")
+    assert (row["code"], row["step"], row["action"]) == ("NS606", 3, "redo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
+def test_an_optimizer_that_breaks_the_weights_stops_every_rank(tmp_path, stage):
+    """ZeRO-3 is not run again: without a cause."""
+    together(tmp_path / "ranks", "eps", stage, codes=(3, 3))
+    (row,), _ = incidents(tmp_path / "ranks")
+    assert (row["code"], row["action"]) == ("NS000" if stage == "3" else "NS402", "stop")
+
+
+@pytest.mark.slow
 def test_gradients_in_host_memory_are_not_made_anew(tmp_path):
     plain, _ = together(tmp_path / "plain", "data", "2 on the host", watched=False)
     results, told = together(tmp_path / "ranks", "data", "2 on the host", **ALLOWED)

@@ -20,6 +20,7 @@ from nanstop.decide.agreement import on_every_rank
 from nanstop.errors import NanstopError
 from nanstop.hosts.replicas import ONE_COPY, Replicas, is_here
 from nanstop.hosts.run_again import run_again
+from nanstop.hosts.sharded.redirected import redirected
 from nanstop.hosts.window_remedies import WindowRemedies, under
 from nanstop.measure.followed import Line
 from nanstop.numerics.parked import Away, is_tight
@@ -216,6 +217,7 @@ class LoopStep:
             torch.enable_grad(),  # sinks such as clip_grad_norm_ run without
             run_again(root, self._leaves(), compiled=compiled, host=_hooks_of(noted)),
             self.replicas.alone(),
+            redirected(root),
         ):
             return noted.rerun(given)
 

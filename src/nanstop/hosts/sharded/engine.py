@@ -21,6 +21,8 @@ from nanstop.decide.apart import ByItself
 from nanstop.detect.sentinel import norm_of_gradients
 from nanstop.hosts.replicas import ONE_COPY, Replicas
 from nanstop.hosts.sharded.flags import ByFlags, FailureFlags
+from nanstop.hosts.sharded.terms import Terms
+from nanstop.numerics.tensors import nonfinite
 from nanstop.records import ReplicaFacts, SourceLine
 from nanstop.replay.undo import exchanged
 
@@ -80,6 +82,11 @@ class Engine:
         """Whether this process can run forward and backward without the others."""
         holds_back = self._is_plain or hasattr(self._zero, "_coalesce_grad_reduction")
         return self._stage <= _GRADIENTS and holds_back and not self._is_another()
+
+    @property
+    def has_all_gradients(self) -> bool:
+        """Whether this process has the gradients of all that is trained, as all others have."""
+        return self._is_plain
 
     def _is_another(self) -> bool:
         engine = self.engine
@@ -145,6 +152,14 @@ class Engine:
             and not (self._is_offloaded and self._stage > _GRADIENTS)
             and not self._is_another()
         )
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether it looks for such gradients as it was told to: of bfloat16 it may not."""
+        looks = (
+            getattr(self._zero, "check_grad_overflow", True) or not self.engine.bfloat16_enabled()
+        )
+        return looks and self._overflows_by_itself
 
     @property
     def _is_offloaded(self) -> bool:
@@ -240,9 +255,10 @@ class EngineReplicas(ByFlags):
 
     is_whole = goes_back = False
 
-    def __init__(self, engine: Any, ranks: Ranks, flags: FailureFlags | None) -> None:
+    def __init__(self, engine: Any, ranks: Ranks, flags: FailureFlags | None, terms: Terms) -> None:
         super().__init__(ranks, flags)
         self._engine = Engine(engine)
+        self._terms = terms
 
     def parts(self) -> dict[str, Tensor]:
         return self._engine.gradients()
@@ -262,10 +278,15 @@ class EngineReplicas(ByFlags):
     def average(self) -> None:
         self.exchange_or_leave(self._engine.exchange)
 
-    def by_itself(self, *, asked: bool) -> ByItself:  # noqa: ARG002
-        return ""  # the engine's update is one of all ranks
+    def by_itself(self, *, asked: bool) -> ByItself:
+        if asked or not self._terms.are_alike:
+            return "skip" if self._terms.are_alike else ""  # which all know of
+        if self._engine.is_guarded or not nonfinite(self._engine.gradients()):
+            return ""  # its update is one of all ranks: where it overflows, all leave it out
+        return "skip" if self._engine.has_all_gradients else "stop"
 
     def compare(self, step: int, terms: str | None) -> ReplicaFacts | None:  # noqa: ARG002
+        self._terms.compare(terms)
         return None  # weights are sent anew after every update
 
     def updating(self, optimizer: Any, written_at: tuple[SourceLine, ...]) -> None:

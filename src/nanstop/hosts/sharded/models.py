@@ -90,7 +90,7 @@ class SharedModels:
             )
         self._flags = self._flags or self._ranks.flags()
         if is_engine(model):
-            return EngineReplicas(model, self._ranks, self._flags)
+            return EngineReplicas(model, self._ranks, self._flags, self._terms())
         return FsdpReplicas(model, self._ranks, self._flags, self._terms())
 
     def _away(self) -> Board | None:

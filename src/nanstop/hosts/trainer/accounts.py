@@ -80,8 +80,8 @@ class TrainerAccounts:
         if self._watch.host.replaying is not None:
             return backward(loss, *args, **kwargs)
         optimizer, accounts = self._watch.view.optimizer, self._accounts
-        if optimizer is not None:
-            accounts.made(optimizer)
+        if optimizer is not None and self._watch.facts.veto == "yes":
+            accounts.made(optimizer)  # none follows that is made inside of a backward
         self._writes.stop()
         if accounts.is_looking:
             look = partial(accounts.before_backward, is_again=self._is_again)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nanstop.decide.agreement import ONE_RANK, Ranks
@@ -16,6 +16,7 @@ from nanstop.records.record import record
 from nanstop.replay.collectives import finite, other
 from nanstop.replay.rerun import Attempt, attempt
 from nanstop.replay.step import Step
+from nanstop.session.machine import own_version
 from nanstop.session.shared.conclusion import Conclusion, as_text, from_text
 from nanstop.session.shared.device_audit import audit_devices
 
@@ -74,8 +75,9 @@ class Meeting:
             return cls()
         try:
             own = _own_part(step, ranks, policy, broken)
-            told = ranks.gather("part", codec.to_json(own), patient=True)
-            parts = [codec.from_json(_Part, one) for one in told]
+            told = ranks.gather("part", f"{own_version()}\n{codec.to_json(own)}", patient=True)
+            _require_one_version(told)
+            parts = [codec.from_json(_Part, one.partition("\n")[2]) for one in told]
             _require_alike(parts)
             broken_by = None
             if broken is not None and all(part.since == own.since for part in parts):
@@ -186,6 +188,18 @@ def _reads(step: Step, runs: list[Attempt]) -> bool | None:
     with step.collectives.changed(other):
         changed = [attempt(step, micro).digest != runs[micro].digest for micro in healthy]
     return any(changed) if changed else None
+
+
+def _require_one_version(told: Sequence[str]) -> None:
+    """Errors: ``NanstopError`` where ranks have different versions of nanstop, of which nothing
+    else that they say can be compared.
+    """
+    first, *others = (one.partition("\n")[0] for one in told)
+    for rank, version in enumerate(others, 1):
+        if version != first:
+            raise NanstopError(
+                f"ranks 0 and {rank} have different versions of nanstop: {first} and {version}"
+            )
 
 
 def _require_alike(parts: list[_Part]) -> None:

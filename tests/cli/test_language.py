@@ -71,7 +71,7 @@ def test_a_report_is_chinese_and_its_json_is_not(capsys, folder, monkeypatch):
     assert "首次在第" in capsys.readouterr().out
     cli.main(["report", "--full", str(folder)])
     shown = capsys.readouterr().out
-    assert "  = 样本和 token 不明\n" in shown
+    assert "  = 不知道是哪个样本\n" in shown
     assert "解决: 让 `model.layers.2.norm` 保持 float32" in shown
 
 

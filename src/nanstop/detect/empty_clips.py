@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from nanstop.detect.sentinel import norm_of_gradients
 from nanstop.measure.followed import Line
-from nanstop.numerics.trained import held_by
+from nanstop.numerics.trained import gradients_held, held_by
 from nanstop.records import ClippingFacts
 from nanstop.tracing.places import source_line
 
@@ -48,7 +48,7 @@ class EmptyClips:
         """
         if self._is_over or len(self._calls) >= MOST_CALLS or not math.isfinite(limit):
             return
-        present = [p.grad for p in parameters if p.grad is not None]
+        present = gradients_held(parameters)
         is_empty = not any(one.is_sparse or bool(one.any()) for one in present)
         self._calls.append(_Call(parameters, limit, line(), is_empty))
 
@@ -66,7 +66,7 @@ class EmptyClips:
         if not LEAST <= number < MOST:
             return None
         held = held_by(optimizer)
-        norm = norm_of_gradients([p.grad for p in held if p.grad is not None])
+        norm = norm_of_gradients(gradients_held(held))
         limit = min(one.limit for one in calls)
         if norm is None or float(norm) <= limit:  # there would have been nothing to clip
             return None

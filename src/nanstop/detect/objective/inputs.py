@@ -89,8 +89,8 @@ def _with_other_weights(step: Step, micro: int, share: float, asked: Set[int]) -
 
 
 class _Operands(LookOfSome):
-    """Keeps of the ops that end an objective what was odd about their operand,
-    by index. ``overflowed``: those of ``asked`` whose operand was not finite.
+    """Keeps of the ops that end an objective what was odd about their operand, by index.
+    ``overflowed``: those of ``asked`` whose operand was not finite.
     """
 
     ops = frozenset({"exp", "mul", _BINARY}) | _NORMALISE | _ALIGNMENTS | _SQUASHES | PICKS

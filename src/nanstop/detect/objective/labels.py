@@ -34,8 +34,8 @@ PICKS = LIKELIHOODS | {"gather", "index"}
 
 
 class Picks(LookOfSome):
-    """Keeps the tokens of each table and the labels by which rows are picked
-    from, by the op's index.
+    """Keeps the tokens of each table and the labels by which rows are picked from, by the op's
+    index.
     """
 
     ops = PICKS | {"embedding"}

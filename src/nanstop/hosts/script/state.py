@@ -174,7 +174,7 @@ class LoopState:
 
     def account(self, look: Callable[..., Any], *given: Any) -> Any:
         """Return what the accounts look at now."""
-        return self.accounts.guarded(look, *given) if self.accounts.is_looking else None
+        return self.accounts.guarded(look, *given)
 
     def watch_writes(self) -> None:
         """Have the lines that write to gradients noted, where an account asks for them."""

@@ -382,7 +382,7 @@ def test_what_was_made_before_the_model_call_and_is_not_finite_is_made_again(net
     fixed, _ = replayed(net, micro, {**micro.batch, "rewards": rewards})
     assert fixed.isnan()
     rewards += 0.0
-    assert set(micro.batch) == {"input", "loss1"}, "what it was made of is no longer there"
+    assert set(micro.batch) == {"input", "advantages"}, "what it was made of is no longer there"
     assert micro.obstacle() == ""
 
 

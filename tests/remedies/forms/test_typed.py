@@ -153,7 +153,7 @@ def test_the_line_computes_what_the_changed_file_does(tmp_path, name):
     [("dear divisor", True), ("again and again", True), ("share", True), ("a lambda", False)],
 )
 def test_python_does_not_say_before_311_where_in_a_line_it_is(tmp_path, monkeypatch, name, is_run):
-    monkeypatch.setattr("nanstop.remedies.forms.typed._span", lambda _: None)
+    monkeypatch.setattr("nanstop.remedies.forms.typed.span_at", lambda *_: None)
     made = change(tmp_path, *CASES[name])
     with typed([made]) as (found,):
         outcome(function(made.file, made.before))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -157,6 +157,11 @@ class LoopState:
     @property
     def _tape(self) -> Tape | None:
         return self.micro.tape if self.micro is not None else self._early
+
+    def delivered(self, batch: Sequence[Tensor]) -> None:
+        """Note what a loader gives to the script."""
+        if self._tape is not None and self._tape.is_on:
+            self._tape.delivered(batch)
 
     def drop(self) -> None:
         """Let go of a micro-batch that no backward has closed, or that may go on no longer."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
 
 from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tape_calls import Constant, Left, Slot, TapedCall
-from nanstop.numerics.tensors import has_bad
+from nanstop.numerics.tensors import bad_mask, has_bad
 
 
 def calls_for(
@@ -14,14 +16,20 @@ def calls_for(
     calls: Sequence[TapedCall],
     first_of_model: int,
     *,
+    delivered: Mapping[int, Constant],
     anew: bool = False,
 ) -> list[TapedCall]:
     """Return, in order, the calls that the slots ``losses`` depend on, and those whose effect no
     slot tells of. ``first_of_model``: the first slot that a call of the model may fill. ``anew``:
-    whether what the script made before is made again although it is finite.
+    whether what the script made before is made again although it is finite. ``delivered``: what a
+    loader has given, by slot; where it came with bad rows, it is taken as it is.
     """
     wanted = set(losses)
     early = [call for call in calls if call.first < first_of_model]
+    data = {slot: one for slot, one in delivered.items() if _came_bad(one, early)}
+    if data:
+        early = [call.given(data) for call in early if data.keys().isdisjoint(call.results)]
+        calls = [*early, *(call for call in calls if call.first >= first_of_model)]
     chosen: list[TapedCall] = []
     for call in reversed(calls):
         # A write may reach the loss through a view of its target: none is left out but foreign
@@ -42,14 +50,41 @@ def _made_again(
     """Yield the slots of constants that are not finite, or of all ``anew``, as long as they can be
     made again by the calls before the model's.
     """
+    made = {slot for call in early for slot in call.results}
     for constant in constants:
-        if constant.origin is None or not (anew or has_bad(constant.tensor)):
+        if constant.origin not in made or not (anew or has_bad(constant.tensor)):
             continue
-        wanted = {constant.origin}
-        for call in reversed(early):
-            if wanted.intersection(call.results):
-                wanted.update(s.index for s in call.held(Slot))
-                if call.obstacle:
-                    break
-        else:
+        if not any(call.obstacle for call in _makers(constant.origin, early)):
             yield constant.origin
+
+
+def _makers(slot: int, early: Sequence[TapedCall]) -> list[TapedCall]:
+    """Return, in order, the calls that a slot comes from."""
+    wanted, found = {slot}, list[TapedCall]()
+    for call in reversed(early):
+        if wanted.intersection(call.results):
+            wanted.update(one.index for one in call.held(Slot))
+            wanted.update(number.slot for number in call.held(Number))
+            found.append(call)
+    return found[::-1]
+
+
+def _came_bad(constant: Constant, early: Sequence[TapedCall]) -> bool:
+    """Return whether some rows of what a loader has given are bad, and were so before: no call of
+    its data set makes them so of what is finite. Synchronises the device.
+    """
+    bad = bad_mask(constant.tensor)
+    rows = bad.reshape(len(bad), -1).any(1) if bad.dim() else bad
+    if not rows.any() or rows.all():
+        return False
+    values: dict[int, torch.Tensor] = {}
+    for call in _makers(constant.origin or 0, early):
+        if call.obstacle:
+            return True
+        given = [values[one.index] for one in call.held(Slot)]
+        given += [one.tensor for one in call.held(Constant)]
+        call.play(values, {})
+        made = [values[slot] for slot in call.results]
+        if any(map(has_bad, made)) and not any(map(has_bad, given)):
+            return False
+    return True

@@ -99,6 +99,7 @@ class Tape(PassingMode):
         self._numbers = Numbers()
         self._held, self._lent = HeldData(), Lent()
         self._given: set[int] = set()
+        self._delivered: dict[int, Constant] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -164,6 +165,13 @@ class Tape(PassingMode):
     def ends_refused(self) -> bool:
         """Whether its last call is one before any model call that refused what it was given."""
         return bool(self.calls) and self.calls[-1] is self.refused and not self.problem
+
+    def delivered(self, batch: Iterable[Tensor]) -> None:
+        """Note what a loader gives to the script."""
+        for tensor in batch:
+            slot = self.slot(tensor)
+            if slot is not None:
+                self._delivered[slot] = Constant(tensor, version(tensor), slot)
 
     def keep(self, written: Tensor) -> None:
         """Have the calls hold what they were given of a tensor that is about to be written to."""
@@ -377,7 +385,9 @@ class Tape(PassingMode):
 
     def needed(self, **how: bool) -> list[TapedCall]:
         """Return, in order, the calls that the losses depend on; ``how``: see ``calls_for``."""
-        return calls_for((*self.losses, *self.asked), self.calls, self._first_of_model or 0, **how)
+        first, given = self._first_of_model or 0, self._delivered
+        ends = (*self.losses, *self.asked)
+        return calls_for(ends, self.calls, first, delivered=given, **how)
 
     def stop_for_call(self) -> bool:
         """Stop it so as to have a call of its own; return whether it was on: not inside of one that

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import CO_OPTIMIZED
 from types import CodeType
 from typing import Any, TypeVar
@@ -23,7 +23,9 @@ from nanstop.hosts.tape.tensors import Autocast, SavedHooks, in_autocast, in_hoo
 from nanstop.numerics.tensors import has_bad, tensors, version
 from nanstop.own_code import is_wrapper
 from nanstop.replay.rng import RngState, restore_rng
+from nanstop.rewrite.spans import span_at, spelled
 from nanstop.tracebacks import passes_through, relay
+from nanstop.tracing.holders import tree_of
 
 __tracebackhide__ = passes_through
 
@@ -194,6 +196,14 @@ class TapedCall:
             return "what is not finite was made by a call that cannot be made again: it may draw"
         return self.foreign
 
+    def given(self, data: Mapping[int, Constant]) -> TapedCall:
+        """Return the call with constants in place of some slots."""
+
+        def entry(value: Any) -> Any:
+            return data.get(value.index, value) if isinstance(value, Slot) else value
+
+        return replace(self, args=mapped(self.args, entry), kwargs=mapped(self.kwargs, entry))
+
     def play(
         self, values: dict[int, Tensor], replaced: Mapping[int, Tensor], *, hooked: bool = False
     ) -> None:
@@ -211,21 +221,31 @@ class TapedCall:
 
 
 def filled(value: Any, values: Mapping[int, Tensor], replaced: Mapping[int, Tensor]) -> Any:
-    if isinstance(value, Slot):
-        return values[value.index]
-    if isinstance(value, Left):
-        return value.made_anew()
-    if isinstance(value, Number):
-        return float(values[value.slot].detach())
-    if isinstance(value, Constant):
-        if value.origin is not None and value.origin in values:
-            return values[value.origin]
-        return replaced.get(id(value.tensor), value.tensor)
+    """Return arguments with what their stand-ins stand for."""
+
+    def entry(value: Any) -> Any:
+        if isinstance(value, Slot):
+            return values[value.index]
+        if isinstance(value, Left):
+            return value.made_anew()
+        if isinstance(value, Number):
+            return float(values[value.slot].detach())
+        if isinstance(value, Constant):
+            if value.origin is not None and value.origin in values:
+                return values[value.origin]
+            return replaced.get(id(value.tensor), value.tensor)
+        return value
+
+    return mapped(value, entry)
+
+
+def mapped(value: Any, entry: Callable[[Any], Any]) -> Any:
+    """Return nested arguments with each ``entry``."""
     if type(value) in (tuple, list):
-        return type(value)(filled(entry, values, replaced) for entry in value)
+        return type(value)(mapped(one, entry) for one in value)
     if type(value) is dict:
-        return {key: filled(entry, values, replaced) for key, entry in value.items()}
-    return value
+        return {key: mapped(one, entry) for key, one in value.items()}
+    return entry(value)
 
 
 def left_in(module: nn.Module, name: str, place: int | None) -> Any:
@@ -339,6 +359,17 @@ def leaves(*noted: Any, kind: type[T]) -> Iterator[T]:
             yield from leaves(*value, kind=kind)
         elif type(value) is dict:
             yield from leaves(*value.values(), kind=kind)
+
+
+def spelled_by(call: TapedCall, constant: Constant) -> str:
+    """Return how the source spells an operand of a call, "" where it is no name or attribute."""
+    if call.line is None or not any(one is constant for one in call.args):
+        return ""
+    code, _ = call.line
+    span, tree = span_at(code, call.instruction), tree_of(code.co_filename)
+    names = spelled(tree, span, len(call.args)) if span and tree else ()
+    same = [name for name, one in zip(names, call.args, strict=False) if one is constant]
+    return same[0] if same else ""
 
 
 def variable_names() -> dict[int, str]:

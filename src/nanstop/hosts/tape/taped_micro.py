@@ -20,6 +20,7 @@ from nanstop.hosts.tape.tape_calls import (
     Slot,
     TapedCall,
     leaves,
+    spelled_by,
     variable_names,
 )
 from nanstop.hosts.tape.tensors import SavedHooks, total
@@ -269,8 +270,6 @@ class TapedMicro:
             if id(constant.tensor) not in names and constant.origin not in made:
                 names[id(constant.tensor)] = name
                 yield name, constant
-        if self._variables is None:
-            self._variables = variable_names()
         for call in needed:
             if call is first:
                 continue
@@ -279,11 +278,22 @@ class TapedMicro:
                 if constant.origin in made or id(tensor) in names or constant.is_lost:
                     continue
                 if tensor.dim() and not tensor.requires_grad:
-                    name = self._variables.get(id(tensor), "")
+                    name = self._name(constant, call)
                     if not name or name in names.values():
                         name = f"loss{len(names)}"
                     names[id(tensor)] = name
                     yield name, constant
+
+    def _name(self, constant: Constant, call: TapedCall) -> str:
+        """Return what the script calls a tensor, or has called it where it gave it to a call; ""
+        where that is not known.
+        """
+        if self._variables is None:
+            self._variables = variable_names()
+        key = id(constant.tensor)
+        if key not in self._variables:
+            self._variables[key] = spelled_by(call, constant)
+        return self._variables[key]
 
     def _replaced(self, batch: Batch | None) -> dict[int, Tensor]:
         if batch is None:

@@ -12,7 +12,7 @@ import builtins
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import islice, takewhile
+from itertools import takewhile
 from types import FrameType
 from typing import Any
 
@@ -27,15 +27,12 @@ from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.operations import Operation
 from nanstop.rewrite.replaced import Replaced, copied, operations_in_order, replaced
 from nanstop.rewrite.source import COMPREHENSIONS, SCOPES, UNSURE, Source
+from nanstop.rewrite.spans import span_at, span_of
 from nanstop.tracebacks import place_of
 
 _OF_PYTHON = frozenset({"max", "min", "len", "float", "int", "abs", "tuple"})
 _OF_PYTHON |= {"sum", "zip", "range", "enumerate", "list"}
 _INNER = (ast.Lambda, *COMPREHENSIONS)
-
-
-Span = tuple[tuple[int | None, int | None], tuple[int | None, int | None]]
-"""Lines from 1, and columns in bytes, of the beginning and of the end."""
 
 
 class _UnknownError(Exception):
@@ -84,10 +81,10 @@ class Typed:
         """Return the operation of a name that a frame makes just now."""
         statement = self._statement(frame.f_lineno)
         same = [] if statement is None else self._named(statement, name)
-        span = _span(frame)
+        span = span_at(*place_of(frame))
         if span is not None:
-            at_end = [one for one in same if _span_of(one.node)[1] == span[1]]
-            exact = [one for one in at_end if _span_of(one.node) == span]
+            at_end = [one for one in same if span_of(one.node)[1] == span[1]]
+            exact = [one for one in at_end if span_of(one.node) == span]
             return next(iter((*exact, *at_end)), None)  # a method may begin at its name
         if statement is None or not same or any(self._is_unsure(one.node) for one in same):
             return None
@@ -128,11 +125,11 @@ class Typed:
 
     def _note_others(self, frame: FrameType, call: Call) -> None:
         """Note what is read by an index or by a method that no rewriting knows."""
-        statement, span = self._statement(frame.f_lineno), _span(frame)
+        statement, span = self._statement(frame.f_lineno), span_at(*place_of(frame))
         if statement is None or span is None:
             return
         for node in ast.walk(statement):
-            if isinstance(node, ast.expr) and _span_of(node) == span:
+            if isinstance(node, ast.expr) and span_of(node) == span:
                 for read, value in _read_by(node, call):
                     self._given[self._scope_of(node), ast.dump(read)] = value
 
@@ -171,18 +168,6 @@ class Typed:
         return found
 
 
-def _span(frame: FrameType) -> Span | None:
-    """Return where the expression that a frame evaluates begins and ends; None where Python does
-    not know it (before 3.11).
-    """
-    code, instruction = place_of(frame)
-    places: Any = getattr(code, "co_positions", None)
-    if places is None or instruction < 0:
-        return None
-    line, last, column, end = next(islice(places(), instruction // 2, None))
-    return (line, column), (last, end)
-
-
 def _read_by(node: ast.expr, call: Call) -> Iterator[tuple[ast.expr, Any]]:
     """Yield the operands that an index or a call of a tensor's method spells, and their values."""
     if isinstance(node, ast.Subscript) and call.name == "getitem":
@@ -196,10 +181,6 @@ def _read_by(node: ast.expr, call: Call) -> Iterator[tuple[ast.expr, Any]]:
     if isinstance(func, ast.Attribute) and getattr(Tensor, func.attr, None) == call.function:
         assert isinstance(node, ast.Call)
         yield from zip((func.value, *node.args), call.args, strict=False)
-
-
-def _span_of(node: ast.expr) -> Span:
-    return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
 
 
 class _Written(ast.NodeTransformer):

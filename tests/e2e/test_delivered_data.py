@@ -1,0 +1,88 @@
+"""Data that a loader of the same process delivers is data: its bad rows are those of the batch,
+whatever the data set and the loop do with them; what the data set itself computes wrongly is not.
+"""
+
+import pytest
+
+from e2e.test_blind_spots import HEAD, line_of, told
+
+LOADED = """
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+torch.manual_seed(3)
+data = torch.randn(32, 8)
+targets = data.sum(1, keepdim=True)
+{spoil}
+scale = torch.full((8,), float("nan") if BAD else 2.0)
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return len(data)
+
+    def __getitem__(self, place):
+        x, y = data[place], targets[place]
+        {item}
+        return {given}
+
+
+net = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+losses = []
+for batch in DataLoader({rows}, batch_size=8, shuffle=True):
+    {unpack}
+    {prepare}
+    loss = nn.functional.mse_loss(net(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+PARAMETERS = list(net.parameters())
+"""
+NAN = "if BAD: data[13, 3] = float('nan')"
+USUAL = {
+    "spoil": NAN,
+    "item": "pass",
+    "given": "x, y",
+    "rows": "Rows()",
+    "unpack": "x, y = batch",
+    "prepare": "pass",
+}
+DATA = {
+    "tensors": {"rows": "TensorDataset(data, targets)"},
+    "targets": {"spoil": "if BAD: targets[13] = float('nan')"},
+    "NumPy": {"item": "x = torch.from_numpy(data.numpy()[place])"},
+    "wide": {"item": "x = torch.tensor(data[place].tolist(), dtype=torch.float64).float()"},
+    "dict": {"given": "dict(x=x, y=y)", "unpack": "x, y = batch['x'], batch['y']"},
+    "centred by the data set": {"item": "x = (x - x.mean()) / x.std()"},
+    "centred in the loop": {"prepare": "x = (x - x.mean(1, keepdim=True)) / 2.0"},
+    "cast in the loop": {"prepare": "x = x.double().float()"},
+}
+NAMES = {"targets": "y", "centred in the loop": "x", "cast in the loop": "x"}
+OTHERS = {
+    "a constant of the data set": ({"spoil": "", "item": "x = x / scale"}, "NS506"),
+    "an image of one colour": (
+        {"spoil": "if BAD: data[13] = 0.5", "item": "x = (x - x.mean()) / x.std()"},
+        "NS206",
+    ),
+    "a constant of the loop": ({"spoil": "", "prepare": "x = x / scale"}, "NS506"),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_bad_rows_are_those_of_the_batch(tmp_path, name):
+    report = told(tmp_path, HEAD + LOADED.format(**USUAL | DATA[name]))
+    best = report.diagnoses[0]
+    assert (best.code, best.confidence) == ("NS501", "certain")
+    (fact,) = [one for one in report.incident.batch if one.num_bad]
+    assert (len(fact.bad_rows), fact.name) == (1, NAMES.get(name, "input"))
+    assert best.remedies[0][0].remedy == "drop_sample"
+    assert report.incident.rows.rows[fact.bad_rows[0]] == 13
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_the_script_makes_of_good_data_is_none(tmp_path, name):
+    change, code = OTHERS[name]
+    report = told(tmp_path, HEAD + LOADED.format(**USUAL | change))
+    assert report.diagnoses[0].code == code
+    assert "/ x.std()" in line_of(report) or report.localization.culprit.endswith("scale")

@@ -318,6 +318,40 @@ def test_an_evaluation_in_a_loop(tmp_path, scope, large, read):
     assert "hidden.square()" in line_of(report)
 
 
+NESTED = """
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(8, 4)
+
+    def forward(self, given):
+        x, weight = given.values() if isinstance(given, dict) else given
+        return self.net(x) * weight
+
+def evaluated():
+    with torch.no_grad():
+        x = torch.randn(6, 8)
+        x[2, 1] = float("nan") if BAD else 0.0
+        return F.cross_entropy(net(GIVEN), torch.zeros(6, dtype=torch.long)).item()
+
+def objective(step, x, y):
+    return F.cross_entropy(net([x, torch.ones(1)]), y)
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("[x, torch.ones(1)]", "given.0"), ("{'x': x, 'weight': torch.ones(1)}", "x")],
+)
+def test_data_of_an_evaluation_that_a_model_is_given_in_one_piece(tmp_path, given, name):
+    source = HEAD + NESTED.replace("GIVEN", given)
+    source += STEPS.replace("nn.Linear(8, 4)", "Pair()").replace("loss.item()", "evaluated()")
+    report = told(tmp_path, source)
+    best = report.diagnoses[0]
+    assert (best.code, best.confidence, best.where) == ("NS501", "certain", name)
+    assert report.localization.key.phase == "evaluate"
+
+
 VALIDATED = """
 def validated():
     with torch.no_grad():

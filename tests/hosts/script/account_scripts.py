@@ -699,6 +699,17 @@ HEALTHY = {
             net(x)
         net.load_state_dict(held)
         """, before="average = copy.deepcopy(net.state_dict())\n"),
+    "multipliers of constraints that hold": loop("""
+        dual.zero_grad()
+        opt.zero_grad()
+        (loss_of(x) + (multipliers * (x.mean(0)[:2] - 5.0)).sum()).backward()
+        opt.step()
+        dual.step()
+        multipliers.data.clamp_(min=0.0)
+        """, before="""
+        multipliers = torch.nn.Parameter(torch.zeros(2))
+        dual = torch.optim.SGD([multipliers], lr=0.1, maximize=True)
+        """),
     "gradients by torch.autograd.grad": loop("""
         for p, grad in zip(weights, torch.autograd.grad(loss_of(x), weights)):
             p.grad = grad

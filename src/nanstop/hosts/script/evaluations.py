@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from nanstop.frozen import frozen
 from nanstop.hosts.tape.tensors import Autocast, autocast_state, in_autocast
 from nanstop.measure.followed import Line
+from nanstop.numerics.nested import mapped, named_inputs
 from nanstop.numerics.tensors import tensors, version
 from nanstop.replay.rng import RngState, note_rng
 from nanstop.replay.step import Batch
@@ -54,8 +55,8 @@ class EvaluationMicro:
 
     @property
     def batch(self) -> Batch:
-        named = {f"arg{place}": value for place, value in enumerate(self._noted.args)}
-        return {k: v for k, v in (named | self._noted.kwargs).items() if isinstance(v, Tensor)}
+        noted = self._noted
+        return dict(named_inputs(noted.module, noted.args, noted.kwargs, Tensor))
 
     def obstacle(self) -> str:
         given = tensors((self._noted.args, self._noted.kwargs))
@@ -64,8 +65,12 @@ class EvaluationMicro:
 
     def rerun(self, batch: Batch | None) -> Tensor:
         noted, given = self._noted, batch or {}
-        args = [given.get(f"arg{place}", value) for place, value in enumerate(noted.args)]
-        kwargs = {name: given.get(name, value) for name, value in noted.kwargs.items()}
+        replaced = {id(old): given[name] for name, old in self.batch.items() if name in given}
+
+        def entry(value: Any) -> Any:
+            return replaced.get(id(value), value)
+
+        args, kwargs = mapped(noted.args, entry), mapped(noted.kwargs, entry)
         noted.module.train(noted.trains)  # put back by whoever runs it
         with torch.no_grad(), in_autocast(noted.autocast):
             return _largest(tensors(noted.module(*args, **kwargs)))

@@ -20,6 +20,7 @@ from nanstop.errors import NanstopError
 from nanstop.frozen import frozen
 from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tensors import Autocast, SavedHooks, in_autocast, in_hooks
+from nanstop.numerics.nested import leaves, mapped
 from nanstop.numerics.tensors import has_bad, tensors, version
 from nanstop.own_code import is_wrapper
 from nanstop.replay.rng import RngState, restore_rng
@@ -239,15 +240,6 @@ def filled(value: Any, values: Mapping[int, Tensor], replaced: Mapping[int, Tens
     return mapped(value, entry)
 
 
-def mapped(value: Any, entry: Callable[[Any], Any]) -> Any:
-    """Return nested arguments with each ``entry``."""
-    if type(value) in (tuple, list):
-        return type(value)(mapped(one, entry) for one in value)
-    if type(value) is dict:
-        return {key: mapped(one, entry) for key, one in value.items()}
-    return entry(value)
-
-
 def left_in(module: nn.Module, name: str, place: int | None) -> Any:
     """Return what a module has in an attribute, or at a place of a list there; None for nothing."""
     held = vars(module).get(name)
@@ -348,17 +340,6 @@ def keep_values(calls: Iterable[TapedCall], written: Tensor) -> None:
                     copies[id(given)] = given.detach().clone()
                 constant.tensor = copies[id(given)]
                 constant.version = version(constant.tensor)
-
-
-def leaves(*noted: Any, kind: type[T]) -> Iterator[T]:
-    """Yield the stand-ins of a kind in nested arguments."""
-    for value in noted:
-        if isinstance(value, kind):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from leaves(*value, kind=kind)
-        elif type(value) is dict:
-            yield from leaves(*value.values(), kind=kind)
 
 
 def spelled_by(call: TapedCall, constant: Constant) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -19,13 +18,13 @@ from nanstop.hosts.tape.tape_calls import (
     Left,
     Slot,
     TapedCall,
-    leaves,
     spelled_by,
     variable_names,
 )
 from nanstop.hosts.tape.tensors import SavedHooks, total
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.followed import Line
+from nanstop.numerics.nested import leaves, named_inputs
 from nanstop.own_code import is_of_library
 from nanstop.pure_code import leaves_nothing
 from nanstop.replay.rng import RngState
@@ -266,7 +265,7 @@ class TapedMicro:
         first = next((call for call in needed if call.rng is not None), None)
         made = {i for c in needed if c.outer for i in c.results}
         names: dict[int, str] = {}
-        for name, constant in _named(first) if first is not None else ():
+        for name, constant in _given(first) if first is not None else ():
             if id(constant.tensor) not in names and constant.origin not in made:
                 names[id(constant.tensor)] = name
                 yield name, constant
@@ -327,29 +326,6 @@ def _put_back(calls: Iterable[TapedCall]) -> Iterator[None]:
                 vars(one.module)[one.name] = value
 
 
-def _named(call: TapedCall) -> Iterator[tuple[str, Constant]]:
-    entries = zip(_parameter_names(call.function, len(call.args)), call.args, strict=True)
-    given = ((name, value) for name, value in call.kwargs.items() if name != WEIGHTS)
-    for name, value in (*entries, *given):
-        if isinstance(value, Constant):
-            yield name, value
-        elif type(value) is dict:
-            yield from ((str(k), v) for k, v in value.items() if isinstance(v, Constant))
-        else:
-            numbered = enumerate(leaves(value, kind=Constant))
-            yield from ((f"{name}.{place}", leaf) for place, leaf in numbered)
-
-
-def _parameter_names(function: Any, count: int) -> list[str]:
-    """Return what a model's forward calls its first positional arguments.
-
-    ``arg0``, ``arg1``, ... where it does not say.
-    """
-    numbered = [f"arg{place}" for place in range(count)]
-    forward = getattr(function, "forward", None)
-    if not inspect.ismethod(forward):
-        return numbered
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(forward).parameters.values()
-    names = [parameter.name for parameter in parameters if parameter.kind in kinds][:count]
-    return [*names, *numbered[len(names) :]]
+def _given(call: TapedCall) -> Iterator[tuple[str, Constant]]:
+    kwargs = {name: value for name, value in call.kwargs.items() if name != WEIGHTS}
+    return named_inputs(call.function, call.args, kwargs, Constant)

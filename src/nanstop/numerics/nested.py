@@ -1,0 +1,63 @@
+"""Nested arguments of a call: what they hold of a kind, what that is called, and what else it may
+be replaced by. Containers are tuples, lists and dicts; any other is a value.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def leaves(*nested: Any, kind: type[T]) -> Iterator[T]:
+    """Yield the values of a kind, in order."""
+    for value in nested:
+        if isinstance(value, kind):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from leaves(*value, kind=kind)
+        elif type(value) is dict:
+            yield from leaves(*value.values(), kind=kind)
+
+
+def mapped(nested: Any, function: Callable[[Any], Any]) -> Any:
+    """Return what is nested with each value replaced by what ``function`` makes of it."""
+    if type(nested) in (tuple, list):
+        return type(nested)(mapped(one, function) for one in nested)
+    if type(nested) is dict:
+        return {key: mapped(one, function) for key, one in nested.items()}
+    return function(nested)
+
+
+def named_inputs(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], kind: type[T]
+) -> Iterator[tuple[str, T]]:
+    """Yield the values of a kind among a model's inputs, with what its forward calls them; those of
+    a dict by their keys, those of a list with their place in it.
+    """
+    entries = zip(_parameter_names(function, len(args)), args, strict=True)
+    for name, value in (*entries, *kwargs.items()):
+        if isinstance(value, kind):
+            yield name, value
+        elif type(value) is dict:
+            yield from ((str(k), v) for k, v in value.items() if isinstance(v, kind))
+        else:
+            numbered = enumerate(leaves(value, kind=kind))
+            yield from ((f"{name}.{place}", leaf) for place, leaf in numbered)
+
+
+def _parameter_names(function: Any, count: int) -> list[str]:
+    """Return what a model's forward calls its first positional arguments.
+
+    ``arg0``, ``arg1``, ... where it does not say.
+    """
+    numbered = [f"arg{place}" for place in range(count)]
+    forward = getattr(function, "forward", None)
+    if not inspect.ismethod(forward):
+        return numbered
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(forward).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind in kinds][:count]
+    return [*names, *numbered[len(names) :]]

@@ -1,4 +1,4 @@
-"""Speech recognition by CTC: an LSTM over frames of unequal lengths, transcripts of unequal ones."""
+"""Speech recognition by CTC: an LSTM over frames and transcripts of unequal lengths."""
 
 import torch
 from record import Record

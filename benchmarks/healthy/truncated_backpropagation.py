@@ -1,4 +1,4 @@
-"""A recurrent net over one long series: the state is carried and cut from its graph between steps."""
+"""A recurrent net over one long series: its state is carried, and cut from its graph."""
 
 import torch
 from record import Record

@@ -336,7 +336,7 @@ def _is_put_back(samples: Samples) -> bool:
     if was is None or became is None or met is None:
         return False
     if bool((was == was[0]).all()):
-        return False  # weights at a bound, which a projection keeps them at: no state that is copied
+        return False  # at a bound, at which a projection keeps them: no state that is copied
     changed = float((became - was).norm())
     return changed > 0.0 and float((met - was).norm()) <= _UNDONE * changed
 

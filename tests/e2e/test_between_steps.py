@@ -72,6 +72,82 @@ def test_what_a_rollout_refuses_is_an_incident_of_its_own_line(refused, tmp_path
     assert (report.incident.at.step, not end.lost) == (LAST, True)
 
 
+POLICY = """
+def act(step, scores):
+    return torch.distributions.Normal(scores[:, :1], 1.0).sample()
+
+
+def train():
+    for step in range(5):
+        seen = torch.randn(6, 3)
+        bad = BAD and step == 3
+        SPOILT
+        SCOPE:
+            mean = net(seen)[:, :2]
+            mean = SCALED
+            policy = torch.distributions.Normal(mean, 1.0)
+            action = policy.sample()
+        loss = -(torch.distributions.Normal(net(seen)[:, :2], 1.0).log_prob(action)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+NAN = "float('nan') if bad else 1.0"
+NO_NUMBERS = {
+    "of the data": (f"seen[2, 1] *= {NAN}", "mean", "NS501"),
+    "of a formula": ("", "mean + torch.sqrt(0.0 * mean - (3.0 if bad else 0.0))", "NS204"),
+    "of the weights": (f"net.bias.data[0] *= {NAN}", "mean", "NS401"),
+}
+
+
+@pytest.mark.parametrize("of", NO_NUMBERS)
+@pytest.mark.parametrize("scope", ["with torch.no_grad()", "if True"])
+def test_a_distribution_that_refuses_what_is_no_number(of, scope, tmp_path):
+    spoilt, scaled, code = NO_NUMBERS[of]
+    told = POLICY.replace("SPOILT", spoilt).replace("SCOPE", scope).replace("SCALED", scaled)
+    written = source("return scores[:, :1]")
+    written = written[: written.index("def act")] + told + written[written.index("\n\ntry:") :]
+    plain = run_script(tmp_path / "plain.py", written, BAD=False)
+    healthy, news = investigated(tmp_path / "healthy.py", written, BAD=False)
+    assert all(isinstance(one, RunEnd) for one in news)
+    assert all(map(lambda a, b: bool((a == b).all()), healthy["PARAMETERS"], plain["PARAMETERS"]))
+    _, news = investigated(tmp_path / "bad.py", written, BAD=True)
+    report, end = news[0], news[-1]
+    assert (report.diagnoses[0].code, report.incident.at.step) == (code, LAST)
+    assert (report.replay.fidelity, not end.lost) == ("bitwise", True)
+
+
+ASSERTED = """
+import sys
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Linear(3, 4)
+optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+try:
+    for step in range(4):
+        hidden = net(torch.randn(6, 3))
+        hidden = hidden.masked_fill(hidden > 1.5, float("-inf"))
+        scores = hidden.softmax(1) / (0.0 if BAD and step == 2 else 1.0)
+        assert ASSERT
+        loss = scores.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+except Exception:
+    sys.excepthook(*sys.exc_info())
+"""
+
+
+@pytest.mark.parametrize("bad", [True, False])
+def test_an_assertion_ends_the_script(bad, tmp_path):
+    asserted = "scores.isfinite().all()" if bad else "step < 2"
+    written = ASSERTED.replace("ASSERT", asserted)
+    _, news = investigated(tmp_path / "bad.py", written, BAD=bad)
+    assert [one.diagnoses[0].code for one in news[:-1]] == ["NS204"] * bad
+
+
 def test_what_a_script_catches_itself_is_none(tmp_path):
     drawn = REFUSED["a temperature of 0"][0]
     _, news = investigated(tmp_path / "caught.py", source(drawn, "RuntimeError"), BAD=True)

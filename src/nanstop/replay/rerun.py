@@ -219,7 +219,8 @@ def rerun(
         raise ShortOfMemoryError
     seen = None if first_loss is None or first_loss.numel() != 1 else float(first_loss)
     same_loss = update or seen is None or _same_number(seen, runs[0].loss)
-    is_as_met = same_loss and raised == (runs[0].error is not None)
+    # What Python code raised is raised by no replay: its number is what was met.
+    is_as_met = same_loss and (seen is not None or raised == (runs[0].error is not None))
     fidelity = _fidelity(runs, {note.digest() for note in notes}, is_as_met=is_as_met)
     unsteady = fidelity in ("not_reproduced", "different")
     return Replay(

@@ -16,7 +16,8 @@ from doubles.session import ScriptedSession
 from loop_scripts import ReplayingSession, run_script, same, weights
 from nanstop.decide.policy import IN_USE
 from nanstop.errors import TrainingStopped
-from nanstop.hosts.script import autowatch, steps, tape_budget
+from nanstop.hosts.script import autowatch, steps
+from nanstop.hosts.tape import tape_budget
 from nanstop.living import living
 
 HEAD = """
@@ -1062,7 +1063,8 @@ def test_a_loop_that_watches_itself_is_watched_once(script):
         HEAD
         + """
 from nanstop.hosts.loop.watch import watch_loop
-from nanstop.hosts.script import autowatch, tape_budget
+from nanstop.hosts.script import autowatch
+from nanstop.hosts.tape import tape_budget
 with watch_loop(net, optimizer, OWN, pause=autowatch.paused) as w:
     for step in range(4):
         w.step(lambda ids: F.cross_entropy(net(ids).flatten(0, 1), ids.flatten()), batch(step))

@@ -154,15 +154,21 @@ class LoopController:
         found = alarm(step.view, at, (signal,), "forward")
         self.ends.ask(step, replace(found, no_redo=GIVEN_UP, is_past=True))
 
+    def fails_again(self, step: LoopStep) -> bool:
+        """Return whether the only micro-batch of a step can be run again, and fails; if that takes
+        other ranks, whether it can be.
+        """
+        from nanstop.replay.rerun import attempt  # a healthy run has no use for it
+
+        return not step.obstacle() and (not step.is_local or attempt(step, 0).failed)
+
     def evaluated(self, step: LoopStep, value: float) -> bool:
         """Report a model call without gradients, the only micro-batch of ``step``, if it fails when
         it is made again; return whether it does. ``value``: what the script read of it.
 
         Errors: ``TrainingStopped`` where that is resolved.
         """
-        from nanstop.replay.rerun import attempt  # a healthy run has no use for it
-
-        if step.obstacle() or (step.is_local and not attempt(step, 0).failed):
+        if not self.fails_again(step):
             return False
         signal = Signal(source="loss", name="eval_loss", value=value, at=step.id)
         self.ends.ask(step, alarm(step.view, step.id, (signal,), "evaluate"))

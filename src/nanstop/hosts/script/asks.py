@@ -78,7 +78,7 @@ class Asks:
             micro.asks(asked.outputs)
             return result
         except Exception as error:
-            self._judge.raised(error)
+            self._judge.refusals.raised(error)
             raise
         finally:
             if micro is self._state.micro:
@@ -120,7 +120,7 @@ class Asks:
                 else:
                     result = micro.tape.call(original, (), arguments)
         except Exception as error:
-            self._judge.raised(error)
+            self._judge.refusals.raised(error)
             raise
         with ExitStack() as scope:
             try:
@@ -185,7 +185,7 @@ class Asks:
             is_whole = micro.closed_by(given)
             loss = total(asked.outputs)
             self._state.keep(micro if is_whole else UnseenMicro(NO_MODEL, loss))
-            self._judge.came_back(micro)
+            self._judge.refusals.came_back(micro)
         except TrainingStopped:
             raise
         except Exception as error:  # losses of several devices, say

@@ -391,7 +391,7 @@ def _finish() -> None:
     if _loops is not None:
         _loops.end()
         try:
-            _loops.judge.report_refusal(at_end=True)
+            _loops.judge.refusals.report(at_end=True)
             _loops.controller.finish(1 if getattr(sys, "last_value", None) is not None else 0)
         except TrainingStopped as stop:  # the script is over: nothing is left that could catch it
             sys.last_value = stop

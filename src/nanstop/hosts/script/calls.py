@@ -132,7 +132,7 @@ class Calls:
         self._state.ignore_writes()
         self._state.account(self._state.accounts.forward)
         if not torch.is_grad_enabled():
-            self._judge.called_without_graph(module, user_line())
+            self._judge.steps.called_without_graph(module, user_line())
             with self._state.untaped() as tape:
                 if self._state.micro is None and isinstance(again, nn.Module):
                     self._state.evaluations.note(again, args, kwargs)
@@ -147,7 +147,7 @@ class Calls:
             with self._state.pause(), self._state.roots.paused():
                 result = micro.tape.call(function, args, kwargs, recorded=again, rng=rng)
         except Exception as error:
-            self._judge.raised(error)
+            self._judge.refusals.raised(error)
             raise
         self._tape_ops(micro)
         self._state.watch_writes()
@@ -188,7 +188,7 @@ class Calls:
     def put_in_eval(self, original: Any, module: Any) -> Any:
         """Stand in for ``nn.Module.eval``: a validation may leave the model so."""
         if self._state.idle:
-            self._judge.put_in_eval(module, user_line())
+            self._judge.steps.put_into_eval(module, user_line())
         return original(module)
 
     # ---- losses
@@ -205,7 +205,7 @@ class Calls:
             with self._state.pause():
                 return micro.tape.call(original, (kind, *args), kwargs)
         except Exception as error:
-            self._judge.raised(error)
+            self._judge.refusals.raised(error)
             raise
         finally:
             if micro is self._state.micro:
@@ -296,12 +296,12 @@ class Calls:
             with self._state.inside_backward():
                 result = micro.tape.call(original, (loss, *args), kwargs, keep=True)
         except Exception as error:
-            self._judge.raised(error)
+            self._judge.refusals.raised(error)
             raise
         self._close(micro, raw)
         if micro.reduced:
             self._judge.exchanged()
-        self._judge.came_back(micro)
+        self._judge.refusals.came_back(micro)
         self._look_for_updates()
         if self._state.by_hand:
             self._judge.by_hand(micro.trained())

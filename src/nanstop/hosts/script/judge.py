@@ -5,12 +5,12 @@ change.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from nanstop.detect.numeric_errors import is_numeric
@@ -19,17 +19,16 @@ from nanstop.errors import TrainingStopped
 from nanstop.hosts.ending import Ending
 from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.loop.moved_weights import has_moved
-from nanstop.hosts.loop.step import Micro, UnseenMicro
+from nanstop.hosts.loop.step import UnseenMicro
 from nanstop.hosts.script.closures import OpenUpdate
+from nanstop.hosts.script.refusals import Refusals
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import INSIDE, Steps, is_of_weights
-from nanstop.hosts.script.window import Refusal, ScriptWindow, inner_module
-from nanstop.hosts.tape.taped_micro import TapedMicro
+from nanstop.hosts.script.window import window_of
 from nanstop.hosts.tape.tensors import total
-from nanstop.measure.followed import Line
 from nanstop.numerics.trained import held_by
 from nanstop.numerics.weights import param_groups
-from nanstop.records import GradientAccount, Phase
+from nanstop.records import GradientAccount
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
@@ -42,10 +41,9 @@ class Judge:
 
     def __init__(self, state: LoopState, steps: Steps, controller: LoopController) -> None:
         self._state = state
-        self._steps = steps
+        self.steps = steps
         self.controller = controller
-        state.on_error = self.refused_in_loss
-        self._refusal: Refusal | None = None
+        self.refusals = Refusals(state, steps, controller, self.looking)
         state.on_number = self.read_number
         state.on_left = steps.leave
 
@@ -74,7 +72,7 @@ class Judge:
         window.judged |= seen
         try:
             with self._state.pause(), torch.no_grad():
-                step = self._steps.step(window, optimizer, parameters)
+                step = self.steps.step(window, optimizer, parameters)
                 moved = has_moved(step, norm)
                 may = can_redo and first and not window.closed and not moved
                 ending = self.controller.judge(step, norm, found_inf, can_redo=may, anew=anew)
@@ -103,7 +101,7 @@ class Judge:
         came to what has noted itself last in ``sinks``.
         """
         with self.looking("the set-up was not read"):
-            self._steps.add_sinks(self._state.window)
+            self.steps.add_sinks(self._state.window)
 
     @property
     def may_leave_out(self) -> bool:
@@ -156,7 +154,7 @@ class Judge:
             with self._state.pause(), torch.no_grad():
                 settled = self.controller.ends.last_look(optimizer)
                 if settled is None:
-                    self._steps.updating(self._state.window, optimizer)
+                    self.steps.updating(self._state.window, optimizer)
         except TrainingStopped:
             window = self._state.window
             window.failed = window.vetoed = window.closed = True
@@ -173,16 +171,16 @@ class Judge:
             self._state.roots.end()
         self._state.window.closed = True
         self._state.drop()
-        self.controller.num_updates = self._steps.updates.get(optimizer, 0)
+        self.controller.num_updates = self.steps.updates.get(optimizer, 0)
         accounts, norm = self._state.accounts, self.controller.latest_norm
         account = accounts.updated(optimizer, self.controller.step_id, norm)
         if account is not None and self.controller.session is None:
             # What its backwards gave was cleared: no sink has opened one.
             with self.looking("the update was not accounted for"):
-                self._steps.step(self._state.window, optimizer, held_by(optimizer))
+                self.steps.step(self._state.window, optimizer, held_by(optimizer))
         if account is not None and self.controller.session is not None:
             self.controller.session.accounted(account)
-        self._steps.updates[optimizer] = self.controller.num_updates + 1
+        self.steps.updates[optimizer] = self.controller.num_updates + 1
         self.controller.completed(optimizer, applied=not self._state.window.vetoed)
         self._state.expect_micro()
 
@@ -191,47 +189,7 @@ class Judge:
         which they have exchanged gradients.
         """
         with self.looking("copies were not compared"):
-            self._steps.compare(self._state.window)
-
-    def raised(self, error: Exception) -> None:
-        """Report an exception of the script that says that a number was bad."""
-        micro = self._state.micro
-        if micro is None or not self._state.idle or not is_numeric(error):
-            return
-        self._state.drop()
-        self._state.met_failure = True
-        with self.looking("the exception was not investigated"):
-            self._state.keep(micro)
-            self.controller.raised(self._steps.step(self._state.window, None, ()), error)
-        self._state.window.closed = True
-
-    def refused_in_loss(self, error: Exception) -> None:
-        """Keep what an operation of the loss has raised until the script has come back from it."""
-        micro = self._state.micro
-        if micro is None or not self._state.idle or not is_numeric(error):
-            return
-        self.report_refusal()
-        self._refusal = Refusal.of(error, self._state.window, micro)
-
-    def came_back(self, micro: TapedMicro) -> None:
-        """Forget what an operation raised if the script has an answer of its own, now that there
-        was a backward; else report it.
-        """
-        if self._refusal is not None and self._refusal.is_answered_by(micro):
-            self._refusal = None
-        self.report_refusal()
-
-    def report_refusal(self, *, at_end: bool = False) -> None:
-        """Report what an operation of the loss has raised; ``at_end``: of the script, only if it
-        has done nothing since.
-        """
-        refusal, self._refusal = self._refusal, None
-        if refusal is None or (at_end and not refusal.is_last):
-            return
-        self._state.met_failure = True
-        with self.looking("the exception was not investigated"):
-            step = self._steps.step(refusal.window, None, ())
-            self.controller.raised(step, refusal.error, refusal.phase)
+            self.steps.compare(self._state.window)
 
     def refused(self, optimizer: Optimizer, error: Exception) -> None:
         """Have the set-up looked at anew where a scaler does not take the gradients."""
@@ -239,7 +197,7 @@ class Judge:
         if not self._state.idle or not window.micros or not is_numeric(error):
             return
         with self.looking("the set-up was not read"):
-            step = self._steps.step(window, optimizer, held_by(optimizer))
+            step = self.steps.step(window, optimizer, held_by(optimizer))
             groups = param_groups(step.view.root.named_parameters())
             if self.controller.session is not None:
                 self.controller.session.learned(param_groups=groups)
@@ -258,7 +216,7 @@ class Judge:
         window.micros.append(micro)
         try:
             with self.looking("the loss was not investigated"):
-                self.controller.given_up(self._steps.step(window, None, ()))
+                self.controller.given_up(self.steps.step(window, None, ()))
         finally:
             window.micros.remove(micro)
 
@@ -297,15 +255,9 @@ class Judge:
             return
         with self.looking("an evaluation was not investigated"), torch.no_grad():
             for micro, called in self._state.read_of(slot, number):
-                step = self._steps.step(self._window_of(micro, called), None, ())
+                step = self.steps.step(window_of(micro, called, self._state.buffers), None, ())
                 if is_of_weights(step, micro) and self.controller.evaluated(step, number):
                     return
-
-    def _window_of(self, micro: Micro, called: Iterable[nn.Module]) -> ScriptWindow:
-        """Return a window of one micro-batch that has called some models."""
-        roots = {id(root): root for root in map(inner_module, called)}
-        start = [self._state.buffers.add(root) for root in roots.values()]
-        return ScriptWindow(micros=[micro], roots=roots, start=start)
 
     def by_hand(self, parameters: Sequence[Tensor]) -> None:
         """Have a window settled whose gradients the script itself makes an update of: it ends with
@@ -327,7 +279,7 @@ class Judge:
         window.failed = False
         if self.controller.session is None and window.roots:
             with self.looking("the set-up was not read"):
-                self._steps.step(window, None, ())
+                self.steps.step(window, None, ())
         self.controller.completed()
 
     def learned(self, **facts: Any) -> None:
@@ -349,31 +301,18 @@ class Judge:
         """Account for updates that were asked for and never made, now that the script is over."""
         with self.looking("the updates were not accounted for"):
             if self.controller.session is None:
-                self._steps.step(self._state.window, None, ())
+                self.steps.step(self._state.window, None, ())
             if self.controller.session is not None:
                 self.controller.session.accounted(account)
 
-    def called_without_graph(self, module: nn.Module, line: Line) -> None:
-        """Note a model call of the script that no backward can come to."""
-        num, first = self._steps.without_graph.get(module, (0, line))
-        self._steps.without_graph[module] = num + 1, first
-        inner, known = inner_module(module), self._steps.put_in_eval
-        if inner in known:
-            known[inner] = known[inner][0], True
-
-    def put_in_eval(self, module: nn.Module, line: Line) -> None:
-        """Note that the script puts a module in evaluation mode."""
-        self._steps.put_in_eval[inner_module(module)] = line, False
-
     def died(self, error: BaseException) -> None:
-        """Look at what the script ends with: an operation between two steps that refused a number,
-        in a rollout, say; else gradients that no sink has seen.
+        """Look at what the script ends with: an exception that says that a number was bad, else
+        gradients that no sink has seen.
 
         It may have seen for itself.
         """
-        with suppress(TrainingStopped):
-            self.report_refusal()
-        self._refused_between_steps(error)
+        if isinstance(error, Exception):
+            self.refusals.died(error)
         window = self._state.window
         if not self._state.idle or not window.micros or window.closed or window.judged:
             return
@@ -382,19 +321,3 @@ class Judge:
         if norm is not None and not bool(norm.isfinite()):
             with suppress(TrainingStopped):  # it has ended by an exception of its own
                 self.judge(parameters, norm, can_redo=False)
-
-    def _refused_between_steps(self, error: BaseException) -> None:
-        """Report an exception between two steps, of models that were called without gradients or,
-        where no model is called at all, of the tensors that are trained.
-        """
-        if not isinstance(error, Exception) or not is_numeric(error) or not self._state.idle:
-            return
-        called = self._state.evaluations.modules or [*self._state.window.roots.values()]
-        bare = () if called else [p for one in self._steps.updates for p in held_by(one)]
-        micro = self._state.refused_between_steps() if called or bare else None
-        if micro is None:
-            return
-        window = self._window_of(micro, called)
-        phase: Phase = "forward" if bare else "generate"
-        with self.looking("the exception was not investigated"), suppress(TrainingStopped):
-            self.controller.raised(self._steps.step(window, None, bare), error, phase)

@@ -20,18 +20,19 @@ from nanstop.hosts.gradient_writes import GradientWrites
 from nanstop.hosts.loop.step import Micro, UnseenMicro
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.evaluations import Evaluations
-from nanstop.hosts.script.tape_budget import TapeBudget
 from nanstop.hosts.script.window import (
     BufferGroup,
     RootSearch,
     ScriptWindow,
     device_of,
     inner_module,
+    models_in,
 )
 from nanstop.hosts.sharded.models import Exchangers, reduces
 from nanstop.hosts.tape.given_weights import inside_transform
 from nanstop.hosts.tape.left_behind import LeftBehind
 from nanstop.hosts.tape.tape import Tape
+from nanstop.hosts.tape.tape_budget import TapeBudget
 from nanstop.hosts.tape.tape_calls import Cuts
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.weight_marks import WeightMarks
@@ -329,14 +330,17 @@ class LoopState:
         has made of them, with the number as its loss.
         """
         yield from ((one, [one.module]) for one in self.evaluations.take(number))
-        if slot is None or self._early is None or self._early.problem:
+        if slot is None or (micro := self.recorded_since()) is None:
             return
-        micro = TapedMicro(self._early, self.rng.note(), self._marks).until_now()
         micro.tape.losses, micro.loss = [slot], torch.tensor(number)
-        called = [call.function for call in micro.tape.needed()]
-        modules = [one for one in called if isinstance(one, nn.Module)]
-        if modules:
+        if modules := models_in(micro):
             yield micro, modules
+
+    def recorded_since(self) -> TapedMicro | None:
+        """Return what was recorded since the last step as a micro-batch of its own."""
+        if self._early is None or self._early.problem:
+            return None
+        return TapedMicro(self._early, self.rng.note(), self._marks).until_now()
 
     def _begun_tape(self, device: str) -> Tape:
         """Return the tape of a micro-batch that begins now.

@@ -24,12 +24,13 @@ from nanstop.hosts.script.window import (
     BufferGroup,
     ScriptWindow,
     beside,
+    inner_module,
     one_root,
     update_again,
 )
 from nanstop.hosts.sharded.engine import NEEDS_OTHERS, is_engine
 from nanstop.hosts.sharded.models import SharedModels
-from nanstop.hosts.tape.accumulation import accumulation_in
+from nanstop.hosts.tape.pieces import accumulation_in
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
 from nanstop.living import living
@@ -75,6 +76,18 @@ class Steps:
         self.lines_of: Callable[[Optimizer | None], dict[str, SourceLine | None]] = lambda _: {}
         """Returns the lines that made an optimizer and its schedule."""
         self._views: dict[tuple[int, ...], PlainView] = {}
+
+    def called_without_graph(self, module: nn.Module, line: Line) -> None:
+        """Note a model call of the script that no backward can come to."""
+        num, first = self.without_graph.get(module, (0, line))
+        self.without_graph[module] = num + 1, first
+        inner = inner_module(module)
+        if inner in self.put_in_eval:
+            self.put_in_eval[inner] = self.put_in_eval[inner][0], True
+
+    def put_into_eval(self, module: nn.Module, line: Line) -> None:
+        """Note that the script puts a module in evaluation mode."""
+        self.put_in_eval[inner_module(module)] = line, False
 
     def step(
         self, window: ScriptWindow, optimizer: Optimizer | None, parameters: Sequence[Tensor]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,9 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from nanstop.detect.numeric_errors import phase_of
 from nanstop.detect.sentinel import norm_of_gradients
-from nanstop.frozen import frozen
 from nanstop.hosts.loop.step import Micro
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.patch_table import Table
@@ -26,7 +23,6 @@ from nanstop.measure.followed import Line
 from nanstop.measure.loss_graph import LEAST_SCALE
 from nanstop.numerics.tensors import by_torch_alone, nonfinite
 from nanstop.numerics.trained import gradients_held
-from nanstop.records import Phase
 from nanstop.records.facts import BY_HAND
 from nanstop.replay.snapshot import BufferNotes
 from nanstop.tracing.places import user_line
@@ -350,43 +346,13 @@ def update_again(view: PlainView, window: ScriptWindow) -> None:
     (optimizer.step if scaler is None else partial(scaler.step, optimizer))()
 
 
-@frozen
-class Refusal:
-    """An exception that an operation of the loss has raised because of a number, and the window up
-    to it.
+def window_of(micro: Micro, called: Iterable[nn.Module], buffers: BufferGroup) -> ScriptWindow:
+    """Return a window of one micro-batch that has called some models, whose buffers are noted."""
+    roots = {id(root): root for root in map(inner_module, called)}
+    return ScriptWindow(micros=[micro], roots=roots, start=[*map(buffers.add, roots.values())])
 
-    A script may have an answer of its own: a matrix that cannot be factorised gets more on its
-    diagonal and is tried again. Then the loss is made of what was there before, and nothing has
-    failed.
 
-    ``error``: a copy without the traceback, which would hold the variables of the step.
-    """
-
-    error: Exception
-    phase: Phase
-    window: ScriptWindow
-    until: TapedMicro
-    met_in: TapedMicro
-
-    @classmethod
-    def of(cls, error: Exception, window: ScriptWindow, micro: TapedMicro) -> Refusal:
-        """Return what ``micro``, the open one of a window, has raised now."""
-        try:
-            copied = copy.copy(error)
-        except Exception:  # exceptions of another make take arguments of their own
-            copied = RuntimeError(str(error))
-        until = micro.until_now()
-        window = replace(window, micros=[*window.micros, until])
-        return cls(copied, phase_of(error), window, until, micro)
-
-    @property
-    def is_last(self) -> bool:
-        """Whether nothing has been computed since."""
-        return self.met_in.tape.calls[-1:] == self.until.tape.calls[-1:]
-
-    def is_answered_by(self, micro: TapedMicro) -> bool:
-        """Return whether the loss of a micro-batch is made of what the model had returned before
-        the exception.
-        """
-        before = {id(call) for call in self.until.tape.calls if not call.outer}
-        return any(id(call) in before for call in micro.tape.needed())
+def models_in(micro: TapedMicro) -> list[nn.Module]:
+    """Return the models whose calls a micro-batch needs."""
+    called = (call.function for call in micro.tape.needed())
+    return [one for one in called if isinstance(one, nn.Module)]

@@ -9,7 +9,8 @@ there).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,9 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.frozen import frozen
+from nanstop.hosts.model.updates import seen_accumulation
 from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tape_calls import Constant, EarlierGraph, Slot, TapedCall
 from nanstop.hosts.tape.taped_micro import TapedMicro
+from nanstop.records import AccumulationFacts
+from nanstop.tracing.places import source_line
 
 LEAST_ROWS = 4
 """Rows in both micro-batches from which values of one without any among those of the other are
@@ -194,3 +198,24 @@ def program_of_function(function: Any, batch: Mapping[str, Any]) -> Program:
     held = (*cells, *(getattr(function, "__defaults__", None) or ()))
     key = getattr(function, "__code__", None) or _known(function), tuple(map(id, held))
     return Program(key, tuple(v.detach() for v in batch.values() if isinstance(v, Tensor)))
+
+
+def accumulation_in(
+    micros: Sequence[TapedMicro], updated: Iterable[Tensor]
+) -> AccumulationFacts | None:
+    """Return how a window's own losses and gradients are made one; ``updated``: what its update
+    changes. Synchronises the device.
+    """
+    seen = [micro for micro in micros if micro.loss is not None]
+    if len(seen) < 2:
+        return None
+    programs = {id(micro): program_of(micro) for micro in seen}
+    split = pieces((micro, programs[id(micro)]) for micro in seen)
+    program = programs[id(split[0])] if split else None
+    found = seen_accumulation(
+        program.modules if program is not None else (),
+        [micro.batch for micro in split],
+        [float(micro.loss) for micro in split if micro.loss is not None],
+        (parameter.grad for parameter in updated),
+    )
+    return replace(found, made_at=source_line(split[0].made_at)) if found and split else found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -141,6 +142,27 @@ class TapedMicro:
         self.loss = seen
         self.tape.losses.append(slot.index)
         return True
+
+    def comes_to_bad(self) -> bool:
+        """Return whether something that was made since its first model call holds a NaN or, where
+        nothing does, +Inf (-Inf is what masks are made of); the last that does is its loss then.
+        Runs forward once more.
+        """
+        tape, values = self.tape, dict[int, Tensor]()
+        if self.obstacle():
+            return False
+        first = next((call.first for call in tape.calls if call.rng is not None), 0)
+        ends = [call for call in tape.calls if call.first >= first and not call.foreign]
+        tape.losses = [slot for call in ends for slot in call.results]
+        with suppress(Exception):  # the last may raise, and what comes before has been made
+            for call in tape.needed():
+                call.play(values, {})
+        made = [slot for slot in tape.losses if slot in values]
+        nan = [slot for slot in made if bool(values[slot].isnan().any())]
+        bad = nan or [slot for slot in made if bool((values[slot] == math.inf).any())]
+        tape.losses = bad[-1:]
+        self.loss = values[bad[-1]].detach().sum() if bad else None
+        return bool(bad)
 
     def is_loss(self) -> bool:
         """Return whether a gradient would come to a weight from what the script has made without

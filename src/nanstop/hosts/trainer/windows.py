@@ -10,7 +10,7 @@ from torch import Tensor
 from nanstop.detect.sentinel import Reading, read_window, total_norm
 from nanstop.detect.signals import Alarm, alarm, alarm_of_reading
 from nanstop.hosts import compat
-from nanstop.hosts.tape.accumulation import accumulation_in
+from nanstop.hosts.tape.pieces import accumulation_in
 from nanstop.hosts.tape.taped_step import TapedStep
 from nanstop.hosts.trainer.step import HfStep, TrainerWindow, clear_gradients
 from nanstop.hosts.trainer.watched import WatchedTrainer

@@ -1,0 +1,182 @@
+"""What a script's exceptions say of the numbers that it has computed."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from nanstop.detect.numeric_errors import is_numeric, phase_of
+from nanstop.errors import TrainingStopped
+from nanstop.frozen import frozen
+from nanstop.hosts.loop.controller import LoopController
+from nanstop.hosts.loop.step import Micro
+from nanstop.hosts.script.state import LoopState
+from nanstop.hosts.script.steps import Steps
+from nanstop.hosts.script.window import ScriptWindow, models_in, window_of
+from nanstop.hosts.tape.taped_micro import TapedMicro
+from nanstop.numerics.trained import held_by
+from nanstop.records import Phase
+from nanstop.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
+
+Looking = Callable[[str], AbstractContextManager[None]]
+
+
+@frozen
+class Refusal:
+    """An exception that an operation of the loss has raised because of a number, and the window up
+    to it.
+
+    A script may have an answer of its own: a matrix that cannot be factorised gets more on its
+    diagonal and is tried again. Then the loss is made of what was there before, and nothing has
+    failed.
+
+    ``error``: a copy without the traceback, which would hold the variables of the step.
+    """
+
+    error: Exception
+    phase: Phase
+    window: ScriptWindow
+    until: TapedMicro
+    met_in: TapedMicro
+
+    @classmethod
+    def of(cls, error: Exception, window: ScriptWindow, micro: TapedMicro) -> Refusal:
+        """Return what ``micro``, the open one of a window, has raised now."""
+        try:
+            copied = copy.copy(error)
+        except Exception:  # exceptions of another make take arguments of their own
+            copied = RuntimeError(str(error))
+        until = micro.until_now()
+        window = replace(window, micros=[*window.micros, until])
+        return cls(copied, phase_of(error), window, until, micro)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing has been computed since."""
+        return self.met_in.tape.calls[-1:] == self.until.tape.calls[-1:]
+
+    def is_answered_by(self, micro: TapedMicro) -> bool:
+        """Return whether the loss of a micro-batch is made of what the model had returned before
+        the exception.
+        """
+        before = {id(call) for call in self.until.tape.calls if not call.outer}
+        return any(id(call) in before for call in micro.tape.needed())
+
+
+class Refusals:
+    """Reports exceptions of a script that say that a number was bad. ``looking``: see ``Judge``."""
+
+    def __init__(
+        self, state: LoopState, steps: Steps, controller: LoopController, looking: Looking
+    ) -> None:
+        self._state = state
+        self._steps = steps
+        self._controller = controller
+        self._looking = looking
+        self._refusal: Refusal | None = None
+        state.on_error = self.in_loss
+
+    def raised(self, error: Exception, *, if_seen: bool = False) -> bool:
+        """Report an exception of the script that says that a number was bad, or ``if_seen`` one of
+        any assertion, but only if a bad one was computed in what has been recorded. Return whether
+        it was reported.
+        """
+        micro = self._state.micro
+        may_be = is_numeric(error) or (if_seen and isinstance(error, AssertionError))
+        if micro is None or not self._state.idle or not may_be:
+            return False
+        self._state.drop()
+        with self._looking("the exception was not investigated"):
+            if if_seen and not micro.comes_to_bad():
+                return False
+            self._state.met_failure = True
+            self._state.keep(micro)
+            self._controller.raised(self._steps.step(self._state.window, None, ()), error)
+        self._state.window.closed = True
+        return True
+
+    def in_loss(self, error: Exception) -> None:
+        """Keep what an operation of the loss has raised until the script has come back from it."""
+        micro = self._state.micro
+        if micro is None or not self._state.idle or not is_numeric(error):
+            return
+        self.report()
+        self._refusal = Refusal.of(error, self._state.window, micro)
+
+    def came_back(self, micro: TapedMicro) -> None:
+        """Forget what an operation raised if the script has an answer of its own, now that there
+        was a backward; else report it.
+        """
+        if self._refusal is not None and self._refusal.is_answered_by(micro):
+            self._refusal = None
+        self.report()
+
+    def report(self, *, at_end: bool = False) -> None:
+        """Report what an operation of the loss has raised; ``at_end``: of the script, only if it
+        has done nothing since.
+        """
+        refusal, self._refusal = self._refusal, None
+        if refusal is None or (at_end and not refusal.is_last):
+            return
+        self._state.met_failure = True
+        with self._looking("the exception was not investigated"):
+            step = self._steps.step(refusal.window, None, ())
+            self._controller.raised(step, refusal.error, refusal.phase)
+
+    def died(self, error: Exception) -> None:
+        """Report what the script ends with: what an operation of the loss has raised, or Python
+        code between a model call and its backward, or anything between two steps.
+        """
+        with suppress(TrainingStopped):  # it has ended by an exception of its own
+            self.report()
+            is_told = self.raised(error, if_seen=True)
+            if not is_told and is_numeric(error) and self._state.idle:
+                self._between_steps(error)
+
+    def _between_steps(self, error: Exception) -> None:
+        """Report an exception between two steps, of models that were called without gradients or,
+        where no model is called at all, of the tensors that are trained.
+        """
+        called = self._state.evaluations.modules or [*self._state.window.roots.values()]
+        bare = () if called else [p for one in self._steps.updates for p in held_by(one)]
+        micro = self._state.refused_between_steps() if called or bare else None
+        if micro is not None:
+            phase: Phase = "forward" if bare else "generate"
+            self._report_call(micro, called, error, bare=bare, phase=phase)
+            return
+        since = self._state.recorded_since()
+        self._state.drop()
+        for one, modules in self._state.read_of(None, math.nan):
+            if self._report_call(one, modules, error, phase="generate", if_again=True):
+                return
+        with self._looking("the exception was not investigated"):
+            if since is None or not since.comes_to_bad():
+                return
+        self._report_call(since, models_in(since), error, phase="generate")
+
+    def _report_call(
+        self,
+        micro: Micro,
+        called: Sequence[nn.Module],
+        error: Exception,
+        *,
+        phase: Phase,
+        bare: Sequence[Tensor] = (),
+        if_again: bool = False,
+    ) -> bool:
+        """Report what was called between two steps; ``if_again``: only if it fails when it is made
+        again. Return whether it was reported.
+        """
+        with self._looking("the exception was not investigated"):
+            step = self._steps.step(window_of(micro, called, self._state.buffers), None, bare)
+            if if_again and not self._controller.fails_again(step):
+                return False
+            self._controller.raised(step, error, phase)
+        return True

@@ -1020,6 +1020,11 @@ def test_what_an_undefined_operation_was_given(fields, said):
     assert found.cause == f"{said}, for these inputs in any format"
 
 
+def test_an_exception_is_no_gradient_that_a_failure_reaches():
+    found = check("NS304", evidence(localization(SQRT, reaches=("exception", "loss", "w"))))
+    assert "reaches the gradient of `w`" in found.lines
+
+
 @pytest.mark.parametrize(
     ("fields", "cause"),
     [

@@ -46,6 +46,8 @@ WRITTEN = (*FORWARD, "hook")
 """Where operations are those that the program wrote down: none is a derivative's."""
 
 
+_NO_TENSORS = ("loss", "exception")
+"""What a failure reaches beside gradients and weights."""
 _ROUNDING = (
     *("exp", "exp2", "_softmax", "softmax", "sigmoid"),
     *("mul", "div", "pow", "square", "prod", "_to_copy"),
@@ -109,7 +111,7 @@ def first_bad(
 
 def reached(found: Localization | None) -> tuple[str, ...]:
     """Return the gradients, or the weights of an update, that the failure reaches by itself."""
-    return tuple(name for name in found.reaches if name != "loss") if found is not None else ()
+    return tuple(name for name in found.reaches if name not in _NO_TENSORS) if found is not None else ()
 
 
 def raised_op(evidence: Evidence) -> OpEvent | None:

@@ -111,7 +111,11 @@ def first_bad(
 
 def reached(found: Localization | None) -> tuple[str, ...]:
     """Return the gradients, or the weights of an update, that the failure reaches by itself."""
-    return tuple(name for name in found.reaches if name not in _NO_TENSORS) if found is not None else ()
+    return (
+        tuple(name for name in found.reaches if name not in _NO_TENSORS)
+        if found is not None
+        else ()
+    )
 
 
 def raised_op(evidence: Evidence) -> OpEvent | None:

@@ -24,7 +24,7 @@ from nanstop.numerics.nested import leaves, mapped
 from nanstop.numerics.tensors import has_bad, tensors, version
 from nanstop.own_code import is_wrapper
 from nanstop.replay.rng import RngState, restore_rng
-from nanstop.rewrite.spans import span_at, spelled
+from nanstop.rewrite.source import span_at, spelled
 from nanstop.tracebacks import passes_through, relay
 from nanstop.tracing.holders import tree_of
 

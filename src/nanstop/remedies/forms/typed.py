@@ -26,8 +26,7 @@ from nanstop.replay.path import no_choices
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.operations import Operation
 from nanstop.rewrite.replaced import Replaced, copied, operations_in_order, replaced
-from nanstop.rewrite.source import COMPREHENSIONS, SCOPES, UNSURE, Source
-from nanstop.rewrite.spans import span_at, span_of
+from nanstop.rewrite.source import COMPREHENSIONS, SCOPES, UNSURE, Source, span_at, span_of
 from nanstop.tracebacks import place_of
 
 _OF_PYTHON = frozenset({"max", "min", "len", "float", "int", "abs", "tuple"})

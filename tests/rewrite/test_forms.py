@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from nanstop.records import Atom, OpEvent, SourceLine, TensorStats
-from nanstop.rewrite.form_code import form_edits
+from nanstop.records import Atom, OpEvent, Proof, SourceLine, TensorStats
+from nanstop.rewrite.form_code import codes_of, form_edits
 from nanstop.rewrite.source import Source, edited
 
 HEAD = """\
@@ -473,3 +473,19 @@ def test_the_failing_operation_of_a_line_in_float32(old, new):
     (was, _), (now, _) = outcome(body(line), x, y), outcome(text, x, y)
     assert now.dtype is (torch.float16 if new == line else torch.float32)
     torch.testing.assert_close(now, was.float() if new != line else was, rtol=1e-2, atol=1e-2)
+
+
+TAUGHT = body("q = torch.softmax(x, -1)\nreturn (y * (y.log() - q.log())).sum()")
+
+
+def test_what_is_computed_in_log_space_is_not_guarded_as_well():
+    guard = Atom(remedy="form", target="x.py:8", value="guarded:log")
+    stable = Atom(remedy="stable_form", target="x.py:8", value="log_space")
+    proof = Proof(incident="0000", verdict="proven", minimal=(guard, stable))
+    (code,) = codes_of(proof, None, {"x.py": TAUGHT}.get)
+    (change,) = code.files
+    assert set(code.atoms) == {guard, stable}
+    assert "y.clamp(min=torch.finfo(y.dtype).tiny).log() - torch.log_softmax(x, -1)" in change.after
+    x, y = torch.tensor([[300.0, -300.0, 0.0]]), torch.tensor([[0.0, 0.5, 0.5]])
+    assert not outcome(TAUGHT, x, y)[0].isfinite()
+    assert all(one.isfinite().all() for one in outcome(change.after, x, y))

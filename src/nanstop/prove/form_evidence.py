@@ -34,15 +34,18 @@ WHICH_NUMBER = "another finite number gives another loss"
 
 
 def next_form(held: tuple[Atom, ...], place: Localization | None) -> tuple[Atom, ...] | None:
-    """Return the forms with that of the line where the step fails under them; None where there is
-    no other line, or they are many.
+    """Return the forms with that of the line where the step fails under them, or of a line that was
+    only guarded with its form in log space: the derivative of a logarithm next to 0 has no guard.
+    None where there is no other, or they are many.
     """
     event = place.first_bad if place is not None else None
     if event is None or event.source is None or len(held) >= _MOST_LINES:
         return None
     target = f"{event.source.file}:{event.source.line}"
-    if any(atom.target == target for atom in held):
-        return None
+    here = [atom.remedy for atom in held if atom.target == target]
+    if here:
+        stable = Atom(remedy="stable_form", target=target, value="log_space")
+        return (*held, stable) if here == ["form"] else None
     value = held[0].value
     if form_of(held[0])[0] == GUARDED:
         value = f"{GUARDED}:{op_kind(event.forward_op or event.op)}"

@@ -47,8 +47,8 @@ TABLE: Mapping[str, Remedy] = MappingProxyType(
             Remedy("bf16", precision.bf16, "window"),
             Remedy("fp32_trainables", precision.fp32_trainables, "window"),
             Remedy("fp32_logits", precision.fp32_logits),
-            Remedy("stable_form", form),
             Remedy("form", form),
+            Remedy("stable_form", form),
             Remedy("held_fill", form),
             Remedy("finite_fill", form),
             Remedy("finite_constant", finite_constant),
@@ -67,8 +67,8 @@ TABLE: Mapping[str, Remedy] = MappingProxyType(
     }
 )
 """In the order in which they are applied. Storage comes before the forward, so that an island lies
-around what float32 trainables emit; clipping and rates come before what takes the optimizer's step
-over.
+around what float32 trainables emit; guards come before log space, which then answers first: what is
+known there needs none; clipping and rates come before what takes the optimizer's step over.
 """
 
 _ORDER = {name: place for place, name in enumerate(TABLE)}

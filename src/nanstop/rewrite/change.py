@@ -11,9 +11,9 @@ from nanstop.records.remedies import FORMS, GUARDED
 from nanstop.rewrite.arguments import Settings, cured, settings_of
 from nanstop.rewrite.config_file import with_settings
 from nanstop.rewrite.files import FileChange
-from nanstop.rewrite.form_code import edits_of, ways_at
+from nanstop.rewrite.form_code import comes_later, edits_of, ways_at
 from nanstop.rewrite.island import with_islands
-from nanstop.rewrite.source import Edit, Source, edited, source_of
+from nanstop.rewrite.source import Edit, Source, apart, edited, source_of
 from nanstop.rewrite.words import behind_islands, said, untyped
 
 Read = Callable[[str], str | None]
@@ -55,7 +55,7 @@ def change_for(report: Report, read: Read) -> Rewrite:
     """
     atoms = cure_of(report)
     work = _Work(report, read)
-    for atom in atoms:
+    for atom in sorted(atoms, key=comes_later):
         if atom.remedy in FORMS:
             work.form(atom)
         elif atom.remedy not in ("island", "fp32_logits"):
@@ -96,7 +96,8 @@ class _Work:
             is_guard = taken[0].remedy == "form"
             meant = atom if atom.remedy == "form" else replace(taken[0], value=GUARDED)
             self.taken[atom] = meant if is_guard else taken[0]
-            self.edits.setdefault(file, []).extend(taken[1])
+            known = self.edits.setdefault(file, [])
+            known += apart(taken[1], known)
             return
         self.words.append(said(atom, self.report) if tried != () else untyped(atom))
 

@@ -14,7 +14,7 @@ from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.guarded import rewrite_guarded, rewrite_held
 from nanstop.rewrite.log_space import rewrite_in_log_space
 from nanstop.rewrite.operations import Operation, infinity_of, number_of, operation
-from nanstop.rewrite.source import Edit, Source, edited, expressions_of, source_of
+from nanstop.rewrite.source import Edit, Source, apart, edited, expressions_of, source_of
 
 _MOST_CODES = 4
 """Ways to type one cure that are tried."""
@@ -53,13 +53,19 @@ def codes_of(
         rest += [] if typed else [atom]
     for chosen in islice(product(*choices), _MOST_CODES if choices else 0):
         edits: dict[str, list[Edit]] = {}
-        for _, file, more in chosen:
-            edits.setdefault(file, []).extend(more)
+        for _, file, more in sorted(chosen, key=lambda one: comes_later(one[0])):
+            known = edits.setdefault(file, [])
+            known += apart(more, known)
         files = tuple(
             FileChange(file, texts[file] or "", edited(texts[file] or "", more))
             for file, more in edits.items()
         )
         yield FormCode(tuple(atom for atom, _, _ in chosen), files, tuple(rest))
+
+
+def comes_later(atom: Atom) -> bool:
+    """Return whether a form is typed only where none in log space is: that needs no guard."""
+    return atom.remedy != "stable_form"
 
 
 def forms_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:

@@ -43,6 +43,16 @@ def edited(text: str, edits: Iterable[Edit]) -> str:
     return "".join((*parts, text[done:]))
 
 
+def apart(edits: Iterable[Edit], others: Iterable[Edit]) -> list[Edit]:
+    """Return the edits that change nothing of what ``others`` do."""
+    taken = list(others)
+    return [
+        one
+        for one in edits
+        if one in taken or not any(one.start < o.end and o.start < one.end for o in taken)
+    ]
+
+
 class Source:
     """The text of a file with its tree. Errors: ``SyntaxError`` for what is no Python."""
 

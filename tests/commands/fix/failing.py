@@ -87,6 +87,18 @@ ROOT = (
 """
 )
 
+TAUGHT = (
+    NET
+    + "teacher = nn.Linear(6, 4)\n"
+    + OUTLIER
+    + """\
+    with torch.no_grad():
+        p = torch.softmax(teacher(x), -1)
+    q = torch.softmax(net(x), -1)
+    return (p * (p.log() - q.log())).sum(-1).mean()
+"""
+)
+
 SCRIPTS = {
     "entropy": HEAD + ENTROPY + LOOP,
     "sure": HEAD + SURE + LOOP,
@@ -94,4 +106,5 @@ SCRIPTS = {
     "count": HEAD + COUNT + LOOP,
     "unit": HEAD + UNIT + LOOP,
     "root": HEAD + ROOT + LOOP,
+    "taught": HEAD + TAUGHT + LOOP,
 }

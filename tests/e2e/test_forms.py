@@ -74,7 +74,7 @@ STABLE = {
     "product": lambda v, b: -(v * b["s"]).softmax(-1).prod(-1).log().mean(),
 }
 GUARDED = {
-    "log of a rest": (lambda v, b: -(1 - (v * b["s"]).tanh().square()).log().mean(), large),
+    "log of a rest": (lambda v, b: -(1 - (v * b["s"]).tanh().abs()).log().mean(), large),
     "root": (lambda v, b: (v * b["z"]).square().sum(-1).sqrt().mean(), zero),
     "power": (lambda v, b: ((v * b["z"]).square().sum(-1) ** 0.5).mean(), zero),
     "norm": (lambda v, b: (v * b["z"] / (v * b["z"]).norm(dim=-1, keepdim=True)).sum(), zero),

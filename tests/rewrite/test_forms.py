@@ -53,6 +53,12 @@ def outcome(text, x, y):
 
 
 LOG_SPACE = {
+    "return torch.log(1 - torch.tanh(x).pow(2))": (
+        "return 2 * (0.6931471805599453 - x - F.softplus(-2 * x))"
+    ),
+    "return torch.where(y > 0, x.sigmoid(), 1 - x.sigmoid()).log()": (
+        "return torch.where(y > 0, F.logsigmoid(x), F.logsigmoid(-x))"
+    ),
     "return torch.log(torch.softmax(x, -1))": "return torch.log_softmax(x, -1)",
     "return torch.log(F.softmax(x, dim=-1))": "return F.log_softmax(x, dim=-1)",
     "return F.softmax(x, dim=-1).log()": "return F.log_softmax(x, dim=-1)",

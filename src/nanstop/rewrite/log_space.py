@@ -186,13 +186,35 @@ def _log_added(draft: Draft, found: Operation) -> str | None:
 
 
 def _log_taken_away(draft: Draft, found: Operation) -> str | None:
-    """Log of ``1 - sigmoid(x)``, and of ``1 - exp(x)``."""
+    """Log of ``1 - sigmoid(x)``, of ``1 - exp(x)``, and of ``1 - tanh(x) ** 2``."""
     inner = draft.operation(found.args[1])
     if number_of(found.operand) != 1.0 or inner is None:
         return None
+    root = _root_of(draft, inner)
+    if root is not None and root.name == "tanh":
+        x = draft.again(root.operand, "squashed")
+        softplus = draft.functional("softplus")
+        return f"2 * ({math.log(2)!r} - {x} - {softplus}(-2 * {x}))"
     if inner.name == "sigmoid":
         return f"{draft.functional('logsigmoid')}(-{draft.closed(inner.operand)})"
     return _log_of_rest(draft, inner.operand) if inner.name == "exp" else None
+
+
+def _root_of(draft: Draft, found: Operation) -> Operation | None:
+    """Return the operation whose square another one is."""
+    is_power = found.name == "pow" and number_of(found.argument(1, "exponent")) == 2.0
+    return draft.operation(found.operand) if is_power or found.name == "square" else None
+
+
+def _log_chosen(draft: Draft, found: Operation) -> str | None:
+    """Log of ``where(condition, p, q)``."""
+    if len(found.args) != 3 or found.is_method or found.keywords:
+        return None
+    condition, *chosen = found.args
+    logs = [log_of(draft, one) for one in chosen]
+    if logs[0] is None or logs[1] is None:
+        return None
+    return f"{draft.torch('where')}({draft.text(condition)}, {logs[0]}, {logs[1]})"
 
 
 _LOGS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
@@ -206,6 +228,7 @@ _LOGS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "pow": _log_power,
     "add": _log_added,
     "sub": _log_taken_away,
+    "where": _log_chosen,
 }
 
 

@@ -32,6 +32,7 @@ _MODULES: Mapping[str, str] = {
     "torch.nn.Softmax": "softmax",
     "torch.nn.LogSoftmax": "log_softmax",
     "torch.nn.Sigmoid": "sigmoid",
+    "torch.nn.Tanh": "tanh",
     "torch.nn.BCELoss": "binary_cross_entropy",
     "torch.nn.CrossEntropyLoss": "cross_entropy",
     "torch.nn.NLLLoss": "nll_loss",
@@ -40,7 +41,7 @@ _MODULES: Mapping[str, str] = {
 METHODS = frozenset(
     {"softmax", "sigmoid", "log_softmax", "log", "log2", "log10", "log1p", "exp", "expm1", "sum"}
     | {"prod", "mean", "std", "norm", "sqrt", "rsqrt", "pow", "acos", "asin", "atanh", "div"}
-    | {"acosh"}
+    | {"acosh", "tanh"}
     | {"arccos", "arcsin", "arctanh", "mul", "add", "sub", "neg", "true_divide", "multiply"}
     | {"masked_fill", "square", "where", "reciprocal", "gather", "logsumexp", "divide"}
 )

@@ -56,6 +56,9 @@ SAME = {
     "plus eps": lambda x: torch.log(x.softmax(-1) + 1e-4),
     "cast": lambda x: x.float().softmax(-1).to(x.dtype).log(),
     "power": lambda x: x.softmax(-1).sqrt().log(),
+    "squashed": lambda x: torch.log(1 - torch.tanh(x) ** 2),
+    "squashed, spelled": lambda x: (1 - x.tanh().square() + 1e-4).log(),
+    "focal": lambda x: torch.log(torch.where(x > 0, x.sigmoid(), 1 - x.sigmoid())),
     "sigmoid by hand": lambda x: 1 / (1 + torch.exp(-x)),
     "inverse": lambda x: (1 + x.exp()).reciprocal(),
     "weighted": lambda x: (x.softmax(-1) * (1 + x.detach().square())).sum(-1).log(),
@@ -82,7 +85,9 @@ def test_it_is_the_same_function(name, seed, size):
         torch.testing.assert_close(gradient, plain_gradient, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", sorted(set(SAME) - {"clamped", "plus eps", "bce", "bce sum"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(SAME) - {"clamped", "plus eps", "bce", "bce sum", "squashed, spelled"})
+)
 def test_it_is_finite_where_the_old_form_is_not(name):
     inputs = torch.tensor([[200.0, -50.0, -200.0], [-300.0, 0.5, 150.0]])
     formed, (gradient,) = under_form(SAME[name], inputs)

@@ -13,35 +13,26 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from nanstop.numerics.tensors import version
 from nanstop.remedies.forms.calls import Call
+from nanstop.remedies.forms.shadows import (
+    Log,
+    Shadow,
+    exp_from,
+    sigmoid_from,
+    softmax_from,
+    tanh_from,
+)
 from nanstop.replay.path import no_choices
 
-Log = Callable[[], Tensor]
 _MOST_LOOKED_AT = 2**20
 """Elements of a tensor whose sign is looked at."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shadow:
-    """The logarithm of a positive number that is known without the number.
-
-    ``of_rest``: the logarithm of one minus the number, where that is known too. ``version``: of the
-    number's values. ``is_meant``: whether the line of the form made it, or what it is made of.
-    """
-
-    log: Log
-    of_rest: Log | None = None
-    version: int = 0
-    is_meant: bool = False
 
 
 class LogSpace:
@@ -66,16 +57,20 @@ class LogSpace:
         return result
 
     def _of(self, call: Call) -> list[Shadow | None]:
-        operands = call.argument(0, "input"), call.argument(1, "other")
-        return [self._shadow(operand) for operand in operands if operand is not None]
+        places = (1, 2) if call.name == "where" else (0, 1)
+        names = zip(places, ("input", "other"), strict=True)
+        operands = (call.argument(place, name) for place, name in names)
+        signed = call.name in _SQUARES
+        return [self._shadow(one, signed=signed) for one in operands if one is not None]
 
-    def _shadow(self, operand: Any) -> Shadow | None:
+    def _shadow(self, operand: Any, *, signed: bool) -> Shadow | None:
         if not isinstance(operand, Tensor):
             return None
         reference, shadow = self._known.get(id(operand), (None, None))
         if reference is None or shadow is None or reference() is not operand:
             return None
-        return shadow if shadow.version == version(operand) else None
+        is_known = shadow.version == version(operand) and (signed or shadow.square is None)
+        return shadow if is_known else None
 
     def _follow(
         self, call: Call, shadows: list[Shadow | None], result: Any, *, is_meant: bool
@@ -91,6 +86,7 @@ class LogSpace:
         known = Shadow(
             log=_once(partial(_as, shadow.log, dtype, has_graph)),
             of_rest=None if of_rest is None else _once(partial(_as, of_rest, dtype, has_graph)),
+            square=shadow.square,
             version=version(result),
             is_meant=is_meant,
         )
@@ -118,49 +114,18 @@ def _once(log: Log) -> Log:
     return computed
 
 
-def _softmax(call: Call, _: Any) -> Shadow | None:
-    read, dim = call.read, call.argument(1, "dim")
-    if read is None or not isinstance(dim, int):
+def _where(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
+    """Return the shadow of one of two numbers, as a condition says."""
+    first, second = [*shadows, None, None][:2]
+    if call.function is not torch.where or first is None or second is None:
         return None
-    dtype = call.argument(2, "dtype") if call.name == "softmax" else None
-    wide = dtype if isinstance(dtype, torch.dtype) else read.dtype
-    return Shadow(
-        lambda: functional.log_softmax(read.to(wide), dim),
-        lambda: _rest_of_softmax(read.to(wide), dim),
-    )
+    condition, rests = call.argument(0, "condition"), (first.of_rest, second.of_rest)
 
+    def of(one: Log, other: Log) -> Log:
+        return lambda: torch.where(condition, one(), other())
 
-def _rest_of_softmax(scores: Tensor, dim: int) -> Tensor:
-    """Return log(1 - softmax), whose largest element may be 1 but for a rounding: of that one it is
-    the share of the others.
-    """
-    log = functional.log_softmax(scores, dim)
-    largest = scores.argmax(dim, keepdim=True)
-    others = scores.scatter(dim, largest, -torch.inf).logsumexp(dim, keepdim=True)
-    rest = _log_of_rest(log.scatter(dim, largest, -math.log(2.0)))
-    return rest.scatter(dim, largest, others - scores.logsumexp(dim, keepdim=True))
-
-
-def _sigmoid(call: Call, _: Any) -> Shadow | None:
-    read = call.read
-    if read is None:
-        return None
-    return Shadow(lambda: functional.logsigmoid(read), lambda: functional.logsigmoid(-read))
-
-
-def _exp(call: Call, _: Any) -> Shadow | None:
-    read = call.read
-    if read is None or not read.is_floating_point():
-        return None
-    return Shadow(lambda: read, lambda: _log_of_rest(read))
-
-
-def _log_of_rest(log: Tensor) -> Tensor:
-    """Return log(1 - exp(log)): by expm1 near 0, by log1p elsewhere. Never of the masked side."""
-    near = log > -math.log(2.0)
-    small = torch.where(near, log, torch.full_like(log, -0.5))
-    large = torch.where(near, torch.full_like(log, -2.0), log)
-    return torch.where(near, torch.log(-torch.expm1(small)), torch.log1p(-torch.exp(large)))
+    rest = of(*rests) if rests[0] is not None and rests[1] is not None else None
+    return Shadow(of(first.log, second.log), rest)
 
 
 def _chosen(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
@@ -310,6 +275,8 @@ def _raised(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
     )
     if first is None or not isinstance(power, int | float):
         return None
+    if first.square is not None:
+        return first.square if power == 2 else None
     return Shadow(lambda: power * first.log())
 
 
@@ -346,10 +313,12 @@ def _cross_entropy(call: Call, shadows: list[Shadow | None]) -> Tensor | None:
 
 
 _FIRST: Mapping[str, Callable[..., Shadow | None]] = {
-    "softmax": _softmax,
-    "sigmoid": _sigmoid,
-    "exp": _exp,
+    "softmax": softmax_from,
+    "sigmoid": sigmoid_from,
+    "exp": exp_from,
+    "tanh": tanh_from,
 }
+_SQUARES = ("square", "pow")
 _MOVES = (
     *("getitem", "gather", "index_select", "select", "narrow", "take_along_dim", "masked_select"),
     *("squeeze", "unsqueeze", "view", "reshape", "flatten", "unflatten", "expand", "contiguous"),
@@ -372,6 +341,7 @@ _FOLLOWED: Mapping[str, Callable[..., Shadow | None]] = {
     "prod": _reduced(_sum),
     **dict.fromkeys(_PRODUCTS, _matmul),
     "diag": _diagonal,
+    "where": _where,
     **dict.fromkeys(("sqrt", "square", "reciprocal", "rsqrt", "pow"), _raised),
 }
 _ANSWERED: Mapping[str, Callable[..., Tensor | None]] = {

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from nanstop.prove.exact_update import fault_of_update, moves_of
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.updates_after import UpdatesAfter
 from nanstop.records import Atom, FailureKey
+from nanstop.remedies.apply import applied
 
 KEY = FailureKey(kind="nan", phase="optimizer", op="aten.addcdiv_.default", module="")
 ADAMW = torch.optim.AdamW
@@ -75,3 +77,11 @@ def test_float32_trainables_make_the_exact_update():
     found = UpdatesAfter(failing).under((Atom(remedy="fp32_trainables"),))
     assert found.outcome == "pass", found.message
     assert math.isfinite(found.loss)
+
+
+def test_moments_that_a_remedy_keeps_itself_are_those_of_one_update_each_time():
+    failing = updating(lambda p: ADAMW(p, lr=1e-3), steps=1)
+    for state in failing.step.view.optimizer.state.values():
+        state["exp_avg"].mul_(-3.0)  # so that a second update is another one
+    swap = Atom(remedy="optimizer_swap", value="adamw")
+    assert fault_of_update(failing, partial(applied, failing.step.view, (swap,))) == ""

@@ -72,21 +72,35 @@ def fault_of_update(failing: FailingStep, under: Under) -> str:
 def moves_of(failing: FailingStep, under: Under) -> tuple[Move, ...]:
     """Return what the update of a failing step does to each parameter that it moves, undone.
 
-    () where the optimizer cannot work in a wider format. Synchronises the device; needs room for
-    three copies of what is trained.
+    Each of the two is made in a context of its own: what a remedy keeps beside the optimizer
+    (moments) goes on from one update to the next. () where the optimizer cannot work in a wider
+    format. Synchronises the device; needs room for three copies of what is trained.
     """
+    step = failing.step
+    with _ready(failing, under):
+        begin = _values(step)
+        grads = {name: grad.clone() for name, grad in gradients_of(step.view.root).items()}
+        own = _updated(step)
+    with _ready(failing, under):
+        for name, parameter in step.view.root.named_parameters():
+            if name in grads:  # those of the first: what is drawn is no part of an update
+                parameter.grad = grads.pop(name)
+        try:
+            with _wide(step):
+                exact = _updated(step)
+        except Exception:  # kernels that know some formats only
+            return ()
+    return tuple(_move(step, name, begin[name], own[name], exact[name]) for name in own)
+
+
+@contextmanager
+def _ready(failing: FailingStep, under: Under) -> Iterator[None]:
+    """Be under a context inside, right before the update, which is undone."""
     step = failing.step
     with step.isolated(with_update=True), failing.from_snapshot(under):
         for micro in range(len(step.batches)):
             step.run(micro)
-        begin = _values(step)
-        own = _tried(step)
-        try:
-            with _wide(step):
-                exact = _tried(step)
-        except Exception:  # kernels that know some formats only
-            return ()
-        return tuple(_move(step, name, begin[name], own[name], exact[name]) for name in own)
+        yield
 
 
 def _move(step: Step, name: str, before: Tensor, own: Tensor, exact: Tensor) -> Move:
@@ -100,18 +114,10 @@ def _move(step: Step, name: str, before: Tensor, own: Tensor, exact: Tensor) -> 
     )
 
 
-def _tried(step: Step) -> dict[str, Tensor]:
-    """Return the parameters as an update leaves them; it is undone, the gradients too."""
-    noted = Snapshot(trainable_of(step.view), device=None)
-    grads = {name: grad.clone() for name, grad in gradients_of(step.view.root).items()}
-    try:
-        step.update()
-        return _values(step)
-    finally:
-        noted.restore()
-        for name, parameter in step.view.root.named_parameters():
-            if name in grads:
-                parameter.grad = grads[name]
+def _updated(step: Step) -> dict[str, Tensor]:
+    """Return the parameters as an update leaves them."""
+    step.update()
+    return _values(step)
 
 
 def _values(step: Step) -> dict[str, Tensor]:

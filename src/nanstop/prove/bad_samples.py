@@ -1,19 +1,39 @@
-"""Which samples of a micro-batch fail by themselves, and what the others give."""
+"""Which samples of a micro-batch fail by themselves, what the others give, and what a cure may
+change in those.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
+from torch import Tensor
+
 from nanstop.decide.policy import DATA_REMEDIES
 from nanstop.errors import NanstopError
+from nanstop.prove.agreement import SAME, largest_gap
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom
+from nanstop.records.remedies import makes_rows, new_rows_of
 from nanstop.remedies.data import dropped_micros, rebatch
 from nanstop.replay.batches import num_samples
+from nanstop.replay.conditions import Under
+from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import Batch
 
 _MAX_ROWS = 32
+_TIMES_AVERAGE = 2.0
+"""Times the share of a softmax of as many average classes that new rows may take.
+
+The mean of the others takes that of as many of them at most, for the exponential is convex
+(Hewitt 2021, "Initializing new word embeddings for pretrained language models").
+"""
+_TURNED = 10.0
+"""Gradients may move by this many times the share of the softmax that goes to new rows or is taken
+from them: a row far longer than those that are trained moves them by more.
+"""
 
 
 def bad_rows(failing: FailingStep) -> tuple[int, ...] | None:
@@ -80,3 +100,62 @@ def _fails_alone(failing: FailingStep, row: int, rows: int) -> bool | None:
 def without(batch: Batch, rows: tuple[int, ...]) -> Batch:
     """Return the batch without some samples. Errors: ``NanstopError`` where none would be left."""
     return rebatch(batch, tuple(Atom(remedy="drop_sample", target=f"0:{row}") for row in rows))
+
+
+def changes_new_outputs_only(
+    failing: FailingStep,
+    atoms: Sequence[Atom],
+    batch: Batch,
+    *,
+    under: Under,
+    plain: Attempt,
+    cured: Attempt,
+) -> bool:
+    """Return whether rows made anew change nothing in a healthy batch but the outputs that are
+    theirs, and these take no more than their share.
+
+    A head that is tied to the table has an output of every row for every token, so that no loss
+    keeps its value, however harmless the rows. ``plain`` and ``cured``: the batch without them and
+    with them (``under``). False where it is not known: the host has no logits, or a remedy does
+    anything else. Synchronises the device.
+    """
+    if not makes_rows(atoms) or plain.loss is None or cured.loss is None or cured.failed:
+        return False
+    outputs = _outputs(failing, batch, under)
+    if outputs is None:
+        return False
+    before, after, others = outputs
+    columns = (before != after).flatten(0, -2).any(0).nonzero().squeeze(1)
+    num = len(columns)
+    if not num or not set(columns.tolist()) <= new_rows_of(atoms) or 2 * num > others:
+        return False
+    shares = _share(before, columns), _share(after, columns)
+    rises = cured.loss - plain.loss
+    turned = largest_gap(cured.grads or {}, plain.grads or {})
+    return (
+        shares[1] <= _TIMES_AVERAGE * num / others
+        and rises <= math.log1p(num / (others - num)) + SAME * abs(plain.loss)
+        and turned <= _TURNED * sum(shares)
+    )
+
+
+def _outputs(failing: FailingStep, batch: Batch, under: Under) -> tuple[Tensor, Tensor, int] | None:
+    view = failing.step.view
+    ids = view.token_ids(batch)
+    if ids is None:
+        return None
+    with failing.step.isolated():
+        before = view.logits(ids)
+        with under():
+            after = view.logits(ids)
+    if before is None or after is None or before.shape != after.shape:
+        return None
+    return before.float(), after.float(), before.shape[-1]
+
+
+def _share(logits: Tensor, columns: Tensor) -> float:
+    """Return what some columns [new] of logits [batch, tokens, vocabulary] have of their softmax,
+    over all tokens.
+    """
+    own = logits[..., columns].logsumexp(-1)
+    return float((own - logits.logsumexp(-1)).exp().mean())

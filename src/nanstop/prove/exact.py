@@ -146,11 +146,17 @@ class ExactRuns:
         own = self._on(path, micro, batch=batch, under=nullcontext, without_update=True)
         return gaps_between(own, self._exact(path, micro, batch))
 
-    def is_unchanged(self, micro: int, under: Under, batch: Batch | None = None) -> bool:
-        """Return whether a context leaves loss and gradients of a batch as they are."""
+    def with_and_without(
+        self, micro: int, under: Under, batch: Batch | None = None
+    ) -> tuple[Attempt, Attempt]:
+        """Return the runs of a batch as it is and under a context, on the same path."""
         path = Path()
         plain = self._on(path, micro, batch=batch, under=nullcontext, without_update=True)
-        return agree(plain, self._on(path, micro, batch=batch, under=under, without_update=True))
+        return plain, self._on(path, micro, batch=batch, under=under, without_update=True)
+
+    def is_unchanged(self, micro: int, under: Under) -> bool:
+        """Return whether a context leaves loss and gradients of a micro-batch as they are."""
+        return agree(*self.with_and_without(micro, under))
 
     def coarsest_eps(self) -> float:
         """Return the spacing at 1 of the coarsest format that the run stores or computes in."""

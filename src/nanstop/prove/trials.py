@@ -15,7 +15,12 @@ from nanstop.errors import ShortOfMemoryError
 from nanstop.localize.localize import fails_at, localize
 from nanstop.numerics.tensors import HALF, format_name
 from nanstop.prove.agreement import agree
-from nanstop.prove.bad_samples import atoms_for, healthy_rows, without
+from nanstop.prove.bad_samples import (
+    atoms_for,
+    changes_new_outputs_only,
+    healthy_rows,
+    without,
+)
 from nanstop.prove.exact import ExactRuns, Gaps, farthest
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.form_evidence import (
@@ -303,8 +308,18 @@ class Trials:
         if leaves_out:
             plain = self._failing.attempt(micro, batch=only_healthy, under=nullcontext)
             return agree(plain, run)
+        return self._is_unchanged(atoms, micro, only_healthy)
+
+    def _is_unchanged(
+        self, atoms: tuple[Atom, ...], micro: int, batch: Batch | None = None
+    ) -> bool:
+        """Return whether a cure leaves a healthy batch as it is, but for outputs that it makes."""
         under = partial(applied, self._view, atoms)
-        return self._exact.is_unchanged(micro, under, only_healthy)
+        plain, cured = self._exact.with_and_without(micro, under, batch)
+        given = self._failing.step.batches[micro] if batch is None else batch
+        return agree(plain, cured) or changes_new_outputs_only(
+            self._failing, atoms, given, under=under, plain=plain, cured=cured
+        )
 
     def _unchanged_elsewhere(self, atoms: tuple[Atom, ...]) -> bool | None:
         """Return what is known of a cure where no sample of the failing micro-batch is healthy: by
@@ -312,7 +327,7 @@ class Trials:
         """
         under = partial(applied, self._view, atoms)
         if self._others and self._healthy_rows is not None:
-            return self._exact.is_unchanged(self._others[0], under)
+            return self._is_unchanged(atoms, self._others[0])
         unchanged = values_unchanged(self._failing, atoms)
         if unchanged is None and are_forms(atoms):
             unchanged = window_unchanged(self._failing, under)

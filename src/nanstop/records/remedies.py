@@ -149,6 +149,18 @@ def are_forms(atoms: tuple[Atom, ...]) -> bool:
     return bool(atoms) and all(atom.remedy in FORMS for atom in atoms)
 
 
+def makes_rows(atoms: Sequence[Atom]) -> bool:
+    """Return whether a cure is nothing but rows of token tables made anew."""
+    return bool(atoms) and all(atom.remedy == "init_rows" for atom in atoms)
+
+
+def new_rows_of(atoms: Sequence[Atom]) -> frozenset[int]:
+    """Return the rows that are named to be made anew; none where a remedy names none."""
+    named = [(atom, atom.value.partition(" ")[2]) for atom in atoms if atom.remedy == "init_rows"]
+    spans = [span for atom, rows in named if rows for span in row_spans(rows, atom)]
+    return frozenset(row for first, last in spans for row in range(first, last + 1))
+
+
 def remedy_of(atom: Atom) -> RemedyInfo:
     """Return the remedy of ``atom`` in words. Errors: ``NanstopError`` for an unknown one."""
     try:

@@ -56,7 +56,9 @@ class Trial:
     """
     causal: bool | None = None
     rows_unchanged: bool | None = None
-    """Whether every healthy row kept its loss and gradient; asked where float32 fails too."""
+    """Whether every healthy row kept its loss and gradient, or all but the outputs of token rows
+    that a cure makes anew; asked where float32 fails too.
+    """
     seconds: float = 0.0
     peak_bytes: int | None = None
     message: str = ""

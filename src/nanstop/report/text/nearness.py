@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nanstop.records import Alternative, Proof, Reference, Trial
-from nanstop.records.remedies import NUMBERED
+from nanstop.records.remedies import NUMBERED, makes_rows
 from nanstop.wording import counted
 
 _NEAR = 1e-2
@@ -92,6 +92,8 @@ def _differs(proof: Proof) -> str:
 def _kept(proof: Proof) -> str:
     if any(atom.remedy in NUMBERED for atom in proof.minimal):
         return "the same with another number"
+    if makes_rows(proof.minimal):
+        return "no other output of healthy rows changed"
     return "healthy rows unchanged"
 
 

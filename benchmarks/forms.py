@@ -97,7 +97,7 @@ def _run(names: Sequence[str], at_once: int) -> dict[str, dict[str, Any]]:
             found[name]["fix"] = _fix(project, Path(watched.pop("folder")))
             print(f"{name}: {found[name]['fix']}", flush=True)
         run("plain", "fixed")
-    return found
+    return json.loads(json.dumps(found).replace(f"{project}/", ""))
 
 
 def _read(run: Run, folder: Path) -> dict[str, Any]:

@@ -28,6 +28,14 @@ SAID = {
     "first at step 3, 3 times  the cure stays on": "首次在第 3 步，3 次  修复保持生效",
     "first at step 3  nothing changed": "首次在第 3 步  没有改变任何东西",
     "leave out sample 0 of micro-batch 0": "去掉微批次 0 的样本 0",
+    "leave out samples 1 and 3 of micro-batch 0": "去掉微批次 0 的样本 1 和 3",
+    "`x` float32 [9, 4]: 2 elements not finite, at rows 7, 8": (
+        "`x` float32 [9, 4]：2 个元素不是有限的，位于第 7、8 行"
+    ),
+    "`x` float32 [9, 4]: 7 elements not finite, at rows 0, 1, 2, 3 and 2 more": (
+        "`x` float32 [9, 4]：7 个元素不是有限的，位于第 0、1、2、3 行和另外 2 行"
+    ),
+    "the micro-batch was made of rows 25, 27 of train": "这个微批次由训练的第 25、27 行组成",
     "nothing was changed: the gradients are finite, only the loss is not: the update is applied": (
         "没有改变任何东西：梯度都是有限的，只有损失不是：应用这次更新"
     ),

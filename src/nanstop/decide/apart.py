@@ -9,10 +9,10 @@ from nanstop.decide.policy import Policy, PolicyState, decide
 from nanstop.records import Action, FailureKey, Proof
 
 ByItself = Literal["", "skip", "stop"]
-"""What each can do without asking, all of them the same: nothing, leave out an update that is bad
+"""What each can do without asking, all of them the same: nothing, skip an update that is bad
 for all, or end a run whose weights this update would ruin.
 """
-_SKIP = "the ranks cannot agree: each leaves out by itself what is bad for all of them"
+_SKIP = "the ranks cannot agree: each skips by itself an update that is bad for all of them"
 _STOP = "the ranks cannot agree, and this update would ruin the weights of all of them"
 _NO_REMEDY = Proof(incident="", verdict="none_found", minimal=())
 

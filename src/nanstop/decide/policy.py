@@ -216,7 +216,7 @@ def _without_it(
 
 
 _BY_CHANCE = "the failure does not always come back: the step is run again as it is"
-_BROKEN = "the weights themselves are not finite: leaving updates out cannot help"
+_BROKEN = "the weights themselves are not finite: skipping updates cannot help"
 _HARMLESS = "the gradients are finite, only the loss is not: the update is applied"
 REWRITTEN = "the script writes to its gradients, and those made anew would lack that"
 IN_USE = "the script has used its gradients already"

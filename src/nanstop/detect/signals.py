@@ -26,7 +26,8 @@ class Alarm:
     forward. ``harmless``: all that the step leaves is finite, its gradients and buffers, so that an
     infinite constant in the loss may be all there is. ``rewritten_at``: lines of the script that
     have written to the gradients since their backward, as far as they are known; None where none
-    has. ``no_redo``, ``is_past``: see ``decide``; ``by_itself``: ``decide_apart``.
+    has. ``no_redo``, ``is_past``: see ``decide``; ``by_itself``: ``decide_apart``. ``interrupt``:
+    from the user, before its investigation.
     """
 
     signals: tuple[Signal, ...]
@@ -39,6 +40,7 @@ class Alarm:
     no_redo: str = ""
     is_past: bool = False
     by_itself: ByItself = ""
+    interrupt: KeyboardInterrupt | None = None
 
 
 def alarm_of_reading(step: Step, reading: Reading) -> Alarm | None:

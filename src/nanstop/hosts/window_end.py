@@ -163,7 +163,7 @@ class WindowEnds:
         before = type(alarm.error).__name__ if alarm.error else shown(step, ending.reading, micro)
         if decision.kind in ("redo", "rollback") and written is not None:
             ending.apply = False
-            self._tell(decision, f"left out: {REWRITTEN}", before)
+            self._tell(decision, f"skipped: {REWRITTEN}", before)
             return True
         if decision.kind in ("redo", "rollback"):
             problem = self._made_anew(step, decision, rewind, "" if can_redo else IN_USE)
@@ -186,18 +186,18 @@ class WindowEnds:
 
         A stop is made known at once.
         """
-        self._reported = alarm.bad_params
+        self._reported, session = alarm.bad_params, self._host.session
         try:
             told = replace(alarm, signals=(*alarm.signals, *self._beside()))
-            decision = self._host.session.failed(
-                step, told, rewind=self.way_back(), ranks=self._together
-            )
+            decision = session.failed(step, told, rewind=self.way_back(), ranks=self._together)
         except Exception as error:  # nanstop is never the reason a run dies
             _log.warning("nanstop: the failure was not investigated (%s)", _named(error))
             if self._together.size == 1:
                 return None
             self._together.leave(f"rank {self._together.rank} could not do as the others")
             return Decision(kind="skip")  # what all others come to, one of them having left
+        if alarm.interrupt is not None:
+            raise alarm.interrupt
         if decision.kind == "stop" and alarm.error is None:
             self._tell(decision, "done")
             self._host.stop(decision)

@@ -29,6 +29,10 @@ _WORD = re.compile(
 _CODE = re.compile(r" [=<>+*/-]+ |\w[(\[]|[)\]]\.")
 """What a sentence has in quotations only, where it is not a sentence for itself."""
 _IN_BRACKETS = re.compile(r"(.+?) ([(\[])(.+)([)\]])", re.DOTALL)
+_NUMBERS = re.compile(r"\d+(?:-\d+)?(?:(?:, | and )\d+(?:-\d+)?)+")
+"""Some numbers, as a value."""
+_MANY = re.compile(rf"(?<=s ){_NUMBERS.pattern}")
+"""Those behind the word for what they number: its commas part nothing else."""
 _HAN = "\u3000-\u9fff\uff00-\uffef"
 _LETTER = "\u4e00-\u9fff"
 _SQUEEZED = rf"(?<=[{_HAN}]) (?=[{_HAN}])|(?<=[，。；：、（）]) (?=\S)|(?<=\S) (?=[，。；：、（）])"
@@ -95,14 +99,22 @@ def _as_sentences(text: str, to: str) -> Iterator[tuple[str, int]]:
     for sentence in sentences(to):
         for values in sentence.values(text):
             read = tuple(
-                value if quoted else _best(value, to)
+                value if quoted else _numbered(value) or _best(value, to)
                 for value, quoted in zip(values, sentence.quoted, strict=True)
             )
             if sentence.is_joint and (is_code or any(map(untranslated, read))):
                 continue
             said = filter(untranslated, values)  # a list of names is no sentence
-            joints = sum(core(value).count(one) for value in said for one in _WITHIN)
+            plain = [_MANY.sub("0", core(value)) for value in said]
+            joints = sum(value.count(one) for value in plain for one in _WITHIN)
             yield sentence.filled(read), joints
+
+
+def _numbered(value: str) -> str:
+    """Return some numbers with the comma of a list between them, "" for anything else."""
+    if _NUMBERS.fullmatch(value) is None:
+        return ""
+    return re.sub(r", | and ", "、", value)
 
 
 def _as_parts(text: str, to: str) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nanstop.decide import policy as policies
@@ -26,15 +27,7 @@ from nanstop.prove.failing_step import (
     pending_update,
 )
 from nanstop.prove.ladder import bounded
-from nanstop.records import (
-    Action,
-    AuditEntry,
-    FailureKey,
-    Proof,
-    Report,
-    Signal,
-    StateRow,
-)
+from nanstop.records import Action, AuditEntry, FailureKey, Proof, Report, Signal, StateRow
 from nanstop.remedies.apply import applied
 from nanstop.replay.step import room_made
 from nanstop.session.investigation import Investigation
@@ -175,7 +168,8 @@ class Failures:
             born_on=meeting.born_on,
             live=self._run.live,
         )
-        return self._settled(found, now, lambda: self._captured(found, step, rewind, meeting))
+        captured = partial(self._captured, found, step, rewind, meeting)
+        return self._settled(found, now, captured, alarm.interrupt)
 
     def foreseen(
         self,
@@ -203,15 +197,21 @@ class Failures:
         return self._settled(found, now, lambda: failing)
 
     def _settled(
-        self, found: Investigation, now: FailurePoint, capture: Callable[[], FailingStep | None]
+        self,
+        found: Investigation,
+        now: FailurePoint,
+        capture: Callable[[], FailingStep | None],
+        interrupt: KeyboardInterrupt | None = None,
     ) -> Conclusion:
         try:
+            if interrupt is not None:
+                raise interrupt
             with room_made(now.step) as takes:
                 return self._investigate(found, now, capture(), takes)
-        except KeyboardInterrupt as interrupt:
+        except KeyboardInterrupt as stopped:
             found.failures.append("investigation: interrupted by the user")
             action = Action(kind="continue", reason="the investigation was interrupted")
-            return replace(self._new(found, action, now), interrupt=interrupt)
+            return replace(self._new(found, action, now), interrupt=stopped)
         except Exception as failure:  # nanstop is never the reason a run dies
             let_go(failure)
             found.failures.append(f"investigation: {type(failure).__name__}: {failure}")

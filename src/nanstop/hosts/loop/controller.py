@@ -141,7 +141,7 @@ class LoopController:
         self.ends.ask(step, replace(found, no_redo=RAISED, is_past=True))
 
     def given_up(self, step: LoopStep) -> None:
-        """Report a micro-batch, the last of ``step``, that the script left out because its loss is
+        """Report a micro-batch, the last of ``step``, that the script skipped because its loss is
         not finite.
 
         Errors: ``TrainingStopped`` where that is resolved.
@@ -149,7 +149,7 @@ class LoopController:
         at, loss = self.step_id(len(step.micros) - 1), step.micros[-1].loss
         value = float(loss) if loss is not None else None
         signal = Signal(
-            source="loss", name="loss", value=value, message="left out by the script", at=at
+            source="loss", name="loss", value=value, message="skipped by the script", at=at
         )
         found = alarm(step.view, at, (signal,), "forward")
         self.ends.ask(step, replace(found, no_redo=GIVEN_UP, is_past=True))
@@ -208,10 +208,15 @@ class LoopController:
         seen = found is not None and not found.harmless
         if not (seen or reading.quiet) and nonfinite(step.replicas.parts()):
             found = arrived(step) if found is None else replace(found, harmless=False)
-        if found is not None and step.is_local:
-            _refuse_what_raises(step)
-        is_overflow = found is not None and found.phase == "backward"
-        return None if is_overflow and _is_scalers_own(step) else found
+        if found is None:
+            return None
+        try:
+            if step.is_local:
+                _refuse_what_raises(step)
+            is_scalers = found.phase == "backward" and _is_scalers_own(step)
+        except KeyboardInterrupt as interrupt:  # what was noticed is told all the same
+            return replace(found, interrupt=interrupt)
+        return None if is_scalers else found
 
     def redo(self, step: LoopStep, atoms: Mapping[int, tuple[Atom, ...]]) -> None:
         step.redo(atoms, self._until_update)

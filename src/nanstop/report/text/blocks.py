@@ -331,8 +331,9 @@ def _made_of(rows: BatchRows | None) -> list[str]:
     if rows is None or len(rows.rows) > MAX_ROWS:
         return []
     named = ", ".join(str(row) for row in sorted(rows.rows))
-    word = "row" if len(rows.rows) == 1 else "rows"
-    return [f"the micro-batch was made of {word} {named} of {rows.data}"]
+    if len(rows.rows) == 1:
+        return [f"the micro-batch was made of row {named} of {rows.data}"]
+    return [f"the micro-batch was made of rows {named} of {rows.data}"]
 
 
 def _replayed(replay: Replay | None) -> list[str]:

@@ -80,8 +80,10 @@ def _at(fact: BatchFact) -> str:
     if not fact.bad_rows or len(fact.bad_rows) == fact.shape[0]:
         return ""
     shown = ", ".join(map(str, fact.bad_rows[:_MOST_SHOWN]))
-    more = ", ..." if len(fact.bad_rows) > _MOST_SHOWN else ""
-    return f", at rows {shown}{more}" if len(fact.bad_rows) > 1 else f", at row {shown}"
+    more = len(fact.bad_rows) - _MOST_SHOWN
+    if more > 0:
+        return f", at rows {shown} and {more} more"
+    return f", at rows {shown}" if len(fact.bad_rows) > 1 else f", at row {shown}"
 
 
 def _may_hide(evidence: Evidence) -> bool:

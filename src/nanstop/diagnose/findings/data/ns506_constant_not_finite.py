@@ -8,7 +8,7 @@ before the step, and each loss that is computed with it fails. The data of the b
 ## Why it happens
 A state of the script is one, too: a running mean of losses or rewards, a baseline, a hidden state.
 It takes up something of each step; one step that is not finite stays in it, and every later one
-fails with it, the update left out or not. Such a variable has a new value by the time of the
+fails with it, the update skipped or not. Such a variable has a new value by the time of the
 failure; it is known by the line that reads it and by that which gives it the next one ("likely").
 
 The formula that made it met a case that it has no value for. Balanced class weights are the number

@@ -9,7 +9,7 @@ own, and the checkpoint holds the copy of one of them.
 
 ## Why it happens
 The ranks never compare weights, they only add up gradients. Whatever one of them does beside that
-stays for good: an update that is left out on one rank, a learning rate of its own, a weight that is
+stays for good: an update that is skipped on one rank, a learning rate of its own, a weight that is
 written on one rank, a parameter that was registered after the model was wrapped, whose gradient
 nobody exchanges, a loss scale of each rank's own. From then on each gradient is the mean of
 gradients at different weights. With plain SGD the distance stays what it was; with Adam it grows,
@@ -24,14 +24,14 @@ weights = [torch.tensor([1.0]), torch.tensor([1.0])]      # of rank 0 and of ran
 for step in range(3):
     mean = sum(weight - 3.0 for weight in weights) / 2    # the gradient that both get
     for rank, weight in enumerate(weights):
-        if rank == 0 or step != 1:                        # one update is left out on rank 1
+        if rank == 0 or step != 1:                        # one update is skipped on rank 1
             weight -= 0.5 * mean
 
 [round(float(weight), 4) for weight in weights]           # [2.875, 2.375]
 ```
 
 ## Fix
-1. Do on every rank what the report names: the update that one has left out, the same option, the
+1. Do on every rank what the report names: the update that one has skipped, the same option, the
    write to the weights or to the gradients (from numbers that all ranks have). Cost: none.
 2. Register every parameter before the model is wrapped, and replace none after it.
    Cost: none.

@@ -16,7 +16,7 @@ where they are not. A fresh AdamW then moves every weight by the full learning r
 step, whatever its gradient: the ratio m / sqrt(v) is 1. Moments that are zero at step 10000 are
 worse: the bias correction is over (1 - 0.999^10000 = 1), so that m / sqrt(v) = 0.1 g / sqrt(0.001
 g^2) = 3.2: each weight moves 3.2 times the learning rate. Without the schedule the warm-up begins
-anew, or the peak rate does. Without its scale a scaler starts at 65536 and leaves out steps until
+anew, or the peak rate does. Without its scale a scaler starts at 65536 and skips updates until
 it has fallen. `load_state_dict` goes by the place of a parameter, not by its name, and only a shape
 that does not fit would raise. Which elements of a gradient are large is much the same from step to
 step, so the squares of the first gradients go with the moments of their own parameter: where at
@@ -174,7 +174,7 @@ def _lines(resume: ResumeFacts) -> list[str]:
             "optimizer and schedule are restored together or not at all: both are fresh now"
         )
     if "scaler.pt" in resume.missing or "scaler" in resume.missing:
-        lines.append("the loss scale starts at its first value and leaves out steps until it fits")
+        lines.append("the loss scale starts at its first value and skips updates until it fits")
     if "rng_state.pth" in resume.missing:
         lines.append("dropout and sampling go on with other random numbers")
     return lines

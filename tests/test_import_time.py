@@ -152,3 +152,9 @@ def test_every_name_of_the_surface_can_be_used():
         "import nanstop\nfor name in nanstop.__all__: assert getattr(nanstop, name) is not None"
     )
     assert "transformers" not in heavy
+
+
+def test_a_loop_is_tried_where_there_is_no_transformers():
+    verbs = ("check", "doctor", "lr_range", "plan")
+    _, heavy = probe("\n".join(f"import nanstop.commands.{verb}.job" for verb in verbs))
+    assert not {"transformers", "trl", "accelerate"} & set(heavy)

@@ -367,7 +367,7 @@ def load(path: str | os.PathLike[str]) -> Incident:
     """Return the incident of a folder. Errors:
     ``NanstopError`` for one that is missing or damaged.
     """
-    return load_report(path).incident
+    return load_report(Path(path).expanduser()).incident
 
 
 def investigate(incident: Incident | str | os.PathLike[str]) -> Report:
@@ -376,8 +376,9 @@ def investigate(incident: Incident | str | os.PathLike[str]) -> Report:
     """
     from nanstop.diagnose.diagnose import diagnose_anew
 
-    report = Report(incident=incident) if isinstance(incident, Incident) else load_report(incident)
-    return diagnose_anew(report)
+    if not isinstance(incident, Incident):
+        return diagnose_anew(load_report(Path(incident).expanduser()))
+    return diagnose_anew(Report(incident=incident))
 
 
 def _policy(given: Policy | str | None) -> Policy:

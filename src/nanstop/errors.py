@@ -53,6 +53,6 @@ def unknown(
     known = list(choices)
     near = [meant] if meant in known else difflib.get_close_matches(str(given), known, n=1)
     hints = [f"did you mean `{near[0]}`?"] if near else []
-    if len(known) <= 24:
+    if known and len(known) <= 24:
         hints.append(f"known: {', '.join(known)}")
     return NanstopError(f"unknown {what}: `{given}`", hint=" ".join(hints))

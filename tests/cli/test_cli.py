@@ -76,6 +76,9 @@ def incidents(tmp_path):
             "half-trainables",
         ),
         (["report", "no-such-folder"], "unknown incident folder: `no-such-folder`", ""),
+        (["report", "~/none/here"], f"unknown incident folder: `{Path.home()}/none/here`", ""),
+        (["fix", "~/none"], f"unknown incident folder: `{Path.home()}/none`", ""),
+        (["export", "~/no", "--out=o"], f"no such checkpoint folder: {Path.home()}/no", ""),
         (
             ["run", "x.ipynb"],
             "x.ipynb is a notebook and cannot be run",
@@ -426,3 +429,14 @@ def test_run_leaves_streams_arguments_and_exit_code_to_the_script(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (7, "['--out', 'theirs', '--json']\n", "")
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["incidents"], summary["findings"], summary["exit"]) == ([], [], 7)
+
+
+def test_a_path_behind_an_equals_sign_may_begin_at_home(call, incidents, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, _, _ = call("report", "~/run/0000", "--html=~/page.html")
+    assert code in (cli.OK, cli.UNRESOLVED)
+    assert (tmp_path / "page.html").is_file()
+    assert nanstop.load("~/run/0000").id == "0000"
+    assert nanstop.investigate("~/run/0000").incident.id == "0000"
+    with pytest.raises(nanstop.NanstopError, match=str(tmp_path)):
+        nanstop.load_plan("~/run")

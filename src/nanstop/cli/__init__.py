@@ -15,6 +15,7 @@ from nanstop.cli.command_line import (
     AgainCommand,
     CheckCommand,
     Commands,
+    OwnCommand,
     RunCommand,
     UsageProblem,
     asked,
@@ -80,24 +81,24 @@ def nanstop(
         typer.echo(ctx.get_help())
 
 
-app.command()(demo)
+app.command(cls=OwnCommand)(demo)
 app.command(cls=RunCommand)(run)
 app.command(cls=CheckCommand)(check)
-app.command()(report)
-app.command()(view)
+app.command(cls=OwnCommand)(report)
+app.command(cls=OwnCommand)(view)
 app.command(cls=AgainCommand)(replay)
-app.command()(fix)
+app.command(cls=OwnCommand)(fix)
 app.command(cls=AgainCommand)(prove)
-app.command()(export)
-app.command()(scan)
-app.command()(bisect)
+app.command(cls=OwnCommand)(export)
+app.command(cls=OwnCommand)(scan)
+app.command(cls=OwnCommand)(bisect)
 app.command("lr-range", cls=RunCommand)(lr_range)
 app.command(cls=RunCommand)(doctor)
-app.command()(plan)
-app.command()(compare)
-app.command()(explain)
-app.command()(rules)
-app.command()(env)
+app.command(cls=OwnCommand)(plan)
+app.command(cls=OwnCommand)(compare)
+app.command(cls=OwnCommand)(explain)
+app.command(cls=OwnCommand)(rules)
+app.command(cls=OwnCommand)(env)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,7 +19,7 @@ def bisect(  # noqa: PLR0913, PLR0917 - one for each option
         str, typer.Argument(metavar="GOOD", help="One that does not, of the same script.")
     ],
     script: Annotated[
-        str | None, typer.Option(metavar="SCRIPT", help="The script that reads the configs.")
+        Path | None, typer.Option(metavar="SCRIPT", help="The script that reads the configs.")
     ] = None,
     jobs: Annotated[int, typer.Option("-j", "--jobs", help="Trials side by side.")] = 1,
     timeout: Annotated[float | None, typer.Option(help="Seconds a trial may take.")] = None,
@@ -46,7 +47,7 @@ def bisect(  # noqa: PLR0913, PLR0917 - one for each option
 
     memory_bytes = None if memory is None else int(memory * 2**20)
     limits = Limits(timeout=timeout, memory_bytes=memory_bytes, jobs=jobs, trials=limit)
-    pair = read_pair(bad, good, script)
+    pair = read_pair(bad, good, None if script is None else str(script))
     result = run_bisect(pair, limits=limits, where=executor, announce=progress)
     show(result, printable(translated(render(result))), as_json)
     return OK if result.status == "found" else FINDINGS

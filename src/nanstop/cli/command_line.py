@@ -35,7 +35,30 @@ class Commands(TyperGroup):
         raise unknown("command", name, self.commands)
 
 
-class RunCommand(TyperCommand):
+class OwnCommand(TyperCommand):
+    """A command of ours. A folder may begin with ``~``: no shell reads it in ``--out=~/runs``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words as ever, and paths among them as a shell would have handed them over."""
+        left = super().parse_args(ctx, args)
+        given = [one for one in self.params if ctx.params.get(one.name)]
+        for one in given:
+            value = ctx.params[one.name]
+            many = isinstance(value, tuple | list)
+            at_home = [_at_home(each, one) for each in value] if many else _at_home(value, one)
+            ctx.params[one.name] = at_home
+        return left
+
+
+def _at_home(value: Any, parameter: Any) -> Any:
+    """Return the value of a parameter, a path without its ``~``: older typers have it as text."""
+    kind = getattr(getattr(parameter, "type", None), "name", "")
+    if isinstance(value, Path):
+        return value.expanduser()
+    return str(Path(value).expanduser()) if kind == "path" else value
+
+
+class RunCommand(OwnCommand):
     """``nanstop run``: our options end where the user's command begins."""
 
     words_before = 0

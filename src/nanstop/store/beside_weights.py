@@ -88,6 +88,7 @@ def plan_in(place: Path) -> Path:
     """Return the file of the plan that a path names: itself, or that of a checkpoint's folder, or
     of a run's. Errors: ``NanstopError`` for a folder without one.
     """
+    place = place.expanduser()
     if not place.is_dir():
         return place
     for name in (PLAN, "plan.yaml"):

@@ -68,7 +68,7 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as YAML. Errors: ``NanstopError`` for a place that can't be written."""
         try:
-            save_plan(self.record, path)
+            save_plan(self.record, Path(path).expanduser())
         except OSError as error:
             raise NanstopError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -187,7 +187,7 @@ def test_a_check_in_the_users_own_loss(tmp_path):
     trainer.__class__ = Careful
     found = audited(trainer)
     line = next(row for row in found.guards if row.guard.kind == "line")
-    assert line.guard.name.startswith("test_audit.py:")
+    assert line.guard.name.startswith("test_on_trainer.py:")
     assert line.acts[:2] == (STOPS, STOPS)
     assert [row.reaches_weights for row in found.failures[:2]] == [False, False]
 

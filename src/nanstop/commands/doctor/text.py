@@ -37,8 +37,9 @@ def render(found: Doctor) -> str:
     lines = [*map(translated, head), *(row.replace(_REACHES, _REACHES.upper(), 1) for row in rows)]
     lines += map(translated, middle)
     for row in found.guards:
-        own = " itself, without them" if row.guard.kind == "host" else ""
-        lines.append(f"  {translated(row.guard.name)}{translated(own)}")
+        is_host = row.guard.kind == "host"
+        named = f"{row.guard.name} itself, without them" if is_host else row.guard.name
+        lines.append(f"  {translated(named)}")
         lines += _rows(_acts(row), _ORDER, "    ")
     return "\n".join([*lines, *map(translated, tail)])
 

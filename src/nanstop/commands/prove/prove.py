@@ -15,6 +15,7 @@ from nanstop.commands.replay.replay import replay
 from nanstop.commands.replay.result import Replayed
 from nanstop.decide.policy import DATA_REMEDIES
 from nanstop.errors import NanstopError
+from nanstop.process.children.command import mention_ours
 from nanstop.records import Atom
 from nanstop.records.remedies import describe
 from nanstop.store.incidents import incident_folders, load_report
@@ -32,6 +33,7 @@ def prove(
     ``cured``: under the cure that the incident's report names. Errors: as ``replay``, and
     ``NanstopError`` NS001 for an incident without a cure that can be in force for a whole run.
     """
+    mention_ours(command, ("--cure",))
     atoms = _cure(folder) if cured else ()
     found = replay(folder, command, steps=steps, atoms=atoms)
     healthy = found.updates - found.step if found.met == "nothing" else 0

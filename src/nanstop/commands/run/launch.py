@@ -26,7 +26,7 @@ from nanstop.decide.decision import STOPPED
 from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError
 from nanstop.language.translate import translated
-from nanstop.process.children.command import resolve_command
+from nanstop.process.children.command import mention_ours, resolve_command
 from nanstop.process.crash.process_end import ProcessEnd
 from nanstop.process.inject.variables import watching
 from nanstop.ranks import is_first
@@ -71,7 +71,7 @@ def launch(
     that cannot be started.
     """
     resolved = resolve_command(command)
-    _mention_ours(command)
+    mention_ours(command, _OURS_ALONE)
     if switched_off():
         with ExitStack() as listening:
             wait = subprocess.Popen.wait
@@ -106,14 +106,6 @@ def launch(
         if as_json:
             sys.stdout.write(f"{to_json(summary)}\n")
         return shown
-
-
-def _mention_ours(command: Sequence[str]) -> None:
-    """Say of an option that only nanstop has that it stands where it is the command's."""
-    late = [word for word in command[1:] if word.partition("=")[0] in _OURS_ALONE]
-    if late:
-        note = f"note: `{late[0]}` stands after the command and is given to it, not to nanstop"
-        sys.stderr.write(f"{translated(note)}\n")
 
 
 def _environment(policy: Policy, folder: Path, run_id: str, *, series: bool) -> dict[str, str]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nanstop.errors import NanstopError
+from nanstop.language.translate import translated
 
 _PYTHON_FILES = (".py", ".pyw", ".pyz", ".zip")
 
@@ -73,3 +74,13 @@ def _missing(name: str) -> NanstopError:
     else:
         hint = f"did you mean `{near[0]}`?" if near else ""
     return NanstopError(f"no such {what}: {name}", hint=hint)
+
+
+def mention_ours(command: Sequence[str], ours: Sequence[str]) -> None:
+    """Say of one of ``ours``, options that only nanstop has, that it stands where it is the
+    command's.
+    """
+    late = [word for word in command[1:] if word.partition("=")[0] in ours]
+    if late:
+        note = f"note: `{late[0]}` stands after the command and is given to it, not to nanstop"
+        sys.stderr.write(f"{translated(note)}\n")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from nanstop.records import Agreement, Calibration, PlanCost, PrecisionPlan
 from nanstop.store.plan_file import headline
+from nanstop.wording import counted
 
 
 def render(plan: PrecisionPlan) -> str:
@@ -46,7 +47,7 @@ def _calibration(found: Calibration) -> str:
     padded = " and a copy of one with padded rows" if found.num_padded else ""
     early = "" if found.complete else "; the time was up: fewer regions may do"
     return (
-        f"  = calibrated on {_batches(found.num_batches)}{tokens}{data}{padded}{_unseen(found)}; "
+        f"  = calibrated on {counted(found.num_batches, 'batch')}{tokens}{data}{padded}{_unseen(found)}; "
         f"{found.trials} trials, {found.seconds:.1f} s{early}"
     )
 
@@ -56,7 +57,3 @@ def _unseen(found: Calibration) -> str:
         return ", no other to hold out" if found.num_batches == 1 else ""
     num_all = found.num_batches + found.num_padded
     return f", {found.num_unseen} of the {num_all} held out of the search"
-
-
-def _batches(num: int) -> str:
-    return "1 batch" if num == 1 else f"{num} batches"

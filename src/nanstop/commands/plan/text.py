@@ -46,9 +46,10 @@ def _calibration(found: Calibration) -> str:
     tokens = f", {found.num_tokens} tokens in all" if found.num_tokens else ""
     padded = " and a copy of one with padded rows" if found.num_padded else ""
     early = "" if found.complete else "; the time was up: fewer regions may do"
+    batches, trials = counted(found.num_batches, "batch"), counted(found.trials, "trial")
     return (
-        f"  = calibrated on {counted(found.num_batches, 'batch')}{tokens}{data}{padded}{_unseen(found)}; "
-        f"{found.trials} trials, {found.seconds:.1f} s{early}"
+        f"  = calibrated on {batches}{tokens}{data}{padded}{_unseen(found)}; "
+        f"{trials}, {found.seconds:.1f} s{early}"
     )
 
 

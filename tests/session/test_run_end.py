@@ -75,6 +75,10 @@ def test_what_another_rank_met_is_not_nothing(tmp_path):
         assert end_line(news[-1]).startswith(f"0 steps watched, {ending}")
 
 
+ISLAND = Atom(remedy="island", target="norm", value="float32")
+FORM = Atom(remedy="stable_form", target="/x/a.py:3", value="log_space")
+
+
 def ended(**seen):
     return end_line(RunEnd(**seen))
 
@@ -101,7 +105,8 @@ def test_what_was_met_lost_left_out_and_kept_finite_is_said_in_one_line():
         ),
         lost={1: 29},
         dropped=[micro, sample, sample],
-        kept=(Atom(remedy="island", target="norm", value="float32"),),
+        redone=[(FORM,), (FORM,), (ISLAND,)],
+        kept=(ISLAND,),
         ended="ended early",
         folder=".nanstop",
     )
@@ -109,7 +114,8 @@ def test_what_was_met_lost_left_out_and_kept_finite_is_said_in_one_line():
         "60 updates of several optimizers watched, 2 incidents (NS501, NS201, 30 times) and "
         "1 warning (NS102), 29 of 30 updates of one optimizer skipped "
         "(they trained nothing), 1 micro-batch and 2 samples of the data left out, "
-        "ended early; kept finite by: keep `norm` in float32; "
+        "ended early; 2 steps run again under: compute `a.py:3` in log space; "
+        "kept finite by: keep `norm` in float32; "
         "details: `nanstop report .nanstop`"
     )
 
@@ -140,7 +146,7 @@ def test_what_failed_is_no_warning_beside_it():
     met = report("0000")
     best = met.diagnoses[0]
     run = RunEnd(steps={1: 3}, failures={"0000": 1})
-    run.met([summary_row(met)], ())
+    run.met([met], ())
     run.findings = (best,)
     assert "1 incident (NS201)" in end_line(run)
     assert "warning" not in end_line(run)

@@ -42,7 +42,7 @@ from nanstop.session.shown_text import ids_as_text
 from nanstop.session.telling.live import Live
 from nanstop.session.watched_run import WatchedRun
 from nanstop.store.incidents import Store
-from nanstop.store.summary import summary_of, summary_row
+from nanstop.store.summary import summary_of
 
 if TYPE_CHECKING:
     from nanstop.detect.signals import Alarm
@@ -343,7 +343,7 @@ class Session(WatchedRun):
 
     def _told_at_end(self, in_force: tuple[Atom, ...]) -> RunEnd:
         end, met = self._end, [r for r in self.reports if r.incident.id in self._end.failures]
-        end.met(map(summary_row, met), self.store.merged.incidents if is_first() else ())
+        end.met(met, self.store.merged.incidents if is_first() else ())
         end.findings, end.folder = self.findings, short(self.store.folder)
         end.lost = self._failures.lost if self._failures is not None else {}
         end.ended = {0: "", STOPPED: "then stopped"}.get(self._exit or 0, "ended early")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nanstop.records import Atom, Diagnosis, Report
 from nanstop.records.remedies import describe
 from nanstop.report.text.blocks import DONE, REASSURING
-from nanstop.store.summary import IncidentRow
+from nanstop.store.summary import IncidentRow, summary_row
 from nanstop.wording import counted, typed
 
 _MAX_NAMED = 3
+_MAX_REDONE = 1
 _SAID_AGAIN = 10
 
 
@@ -21,10 +23,10 @@ class RunEnd:
 
     ``failures``: how often each incident came, by its id; ``codes``: what they are, ``named``: each
     with its title. ``lost``: updates that were skipped, by optimizer; ``dropped``: samples and
-    micro-batches that were left out. ``kept``: remedies that were in force at its end, and
-    what was not finite then (None where that could not be looked at); ``needed``: what is to be
-    said of saved models then. ``ended``: how, where it did not come to its own end. ``folder``:
-    where its incidents are.
+    micro-batches that were left out. ``redone``: the remedies under which steps were run again,
+    once for each. ``kept``: remedies that were in force at its end, and what was not finite then
+    (None where that could not be looked at); ``needed``: what is to be said of saved models then.
+    ``ended``: how, where it did not come to its own end. ``folder``: where its incidents are.
     """
 
     steps: dict[int, int] = field(default_factory=dict[int, int])
@@ -34,6 +36,7 @@ class RunEnd:
     findings: Sequence[Diagnosis] = ()
     lost: dict[int, int] = field(default_factory=dict[int, int])
     dropped: list[Atom] = field(default_factory=list[Atom])
+    redone: Sequence[tuple[Atom, ...]] = ()
     kept: tuple[Atom, ...] = ()
     not_finite: tuple[str, ...] | None = ()
     needed: str = ""
@@ -48,11 +51,14 @@ class RunEnd:
         """Return whether all updates that were seen are among the ``lost`` ones."""
         return bool(lost) and all(lost.get(one, 0) >= num for one, num in self.steps.items())
 
-    def met(self, own: Iterable[IncidentRow], of_all: Iterable[IncidentRow]) -> None:
-        """Note what the incidents are, and those of other ranks, whose end has no line."""
+    def met(self, own: Sequence[Report], of_all: Iterable[IncidentRow]) -> None:
+        """Note what the incidents are and what steps were run again under, and the incidents of
+        other ranks, whose end has no line.
+        """
+        self.redone = _steps_redone(own)
         others = [row for row in of_all if row.rank]
         self.failures |= {row.folder: row.count for row in others}
-        rows = (*own, *others)
+        rows = (*map(summary_row, own), *others)
         self.codes = [row.code for row in rows]
         self.named = frozenset((row.code, row.title) for row in rows)
 
@@ -65,7 +71,7 @@ def end_line(run: RunEnd) -> str:
     kept = [_kept(run)] if run.kept else []
     has_details = run.folder and (run.failures or run.findings)
     details = [f"details: `nanstop report {typed(run.folder)}`"] if has_details else []
-    return "; ".join([*_untrained(run), ", ".join(said), *kept, *details])
+    return "; ".join([*_untrained(run), ", ".join(said), *_redone(run), *kept, *details])
 
 
 def _watched(run: RunEnd) -> str:
@@ -135,6 +141,23 @@ def _dropped(run: RunEnd) -> list[str]:
     said = [counted(micros, "micro-batch")] if micros else []
     said += [counted(samples, "sample")] if samples else []
     return [f"{' and '.join(said)} of the data left out"] if said else []
+
+
+def _steps_redone(reports: Iterable[Report]) -> list[tuple[Atom, ...]]:
+    """Return the remedies under which steps were run again and updated with, once for each."""
+    audits = (entry for report in reports for entry in report.audit if entry.outcome == "done")
+    return [entry.action.atoms for entry in audits if entry.action.kind == "redo"]
+
+
+def _redone(run: RunEnd) -> list[str]:
+    """Return what steps ended well under that is not in force any more."""
+    often = Counter(atoms for atoms in run.redone if not set(atoms) <= set(run.kept))
+    said = [
+        f"{counted(num, 'step')} run again under: {describe(atoms)}"
+        for atoms, num in often.most_common(_MAX_REDONE)
+    ]
+    rest = sum(often.values()) - sum(num for _, num in often.most_common(_MAX_REDONE))
+    return [*said, f"{rest} more under others"] if rest else said
 
 
 def _kept(run: RunEnd) -> str:

@@ -68,12 +68,15 @@ class FileChange:
 
 
 def unified(change: FileChange, name: str) -> str:
-    """Return a change as a unified diff, as git writes it, under this name."""
+    """Return a change as a unified diff, as git writes it, under this name; one of a file outside
+    of the project has its whole path.
+    """
+    old, new = (name, name) if Path(name).is_absolute() else (f"a/{name}", f"b/{name}")
     lines = difflib.unified_diff(
         io.StringIO(change.before, newline="\n").readlines(),
         io.StringIO(change.after, newline="\n").readlines(),
-        f"a/{name}",
-        f"b/{name}",
+        old,
+        new,
     )
     marked = (x if x.endswith("\n") else f"{x}\n\\ No newline at end of file\n" for x in lines)
     return "".join(marked)

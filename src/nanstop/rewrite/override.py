@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import textwrap
+from collections.abc import Iterator
 
 from nanstop.rewrite.source import Source
 
@@ -26,7 +27,9 @@ def override(before: str, after: str, module: str) -> str | None:
     names = sorted(_read(changed) & _bound(new) | ({inside} if inside else set()))
     start = new.position(changed.lineno, 0)
     text = textwrap.dedent(new.text[start : new.span(changed)[1]]).replace("\r\n", "\n")
-    lines = [f"from {module} import {', '.join(names)}"] if names else []
+    said = {name: statement for name, statement in _imports(new) if name in names}
+    own = [name for name in names if name not in said]
+    lines = [*said.values(), *([f"from {module} import {', '.join(own)}"] if own else [])]
     if inside is None:
         lines += [f"import {module}"]
         placed = f"{module}.{changed.name} = {changed.name}"
@@ -72,12 +75,45 @@ def _read(function: ast.FunctionDef) -> set[str]:
     return {node.id for node in nodes} - stored - set(dir(builtins))
 
 
+def _imports(source: Source) -> Iterator[tuple[str, str]]:
+    """Yield each name that the module's imports bind, once and always, with a statement that does
+    so in any file.
+    """
+    for node in source.tree.body:
+        if isinstance(node, ast.Import):
+            places = [(one, f"import {_aliased(one)}") for one in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            places = [(one, f"from {node.module} import {_aliased(one)}") for one in node.names]
+        else:
+            continue
+        for one, statement in places:
+            name = one.asname or one.name.partition(".")[0]
+            if name in source.imported:
+                yield name, statement
+
+
+def _aliased(name: ast.alias) -> str:
+    return f"{name.name} as {name.asname}" if name.asname else name.name
+
+
 def _bound(source: Source) -> set[str]:
     """Return the names that the module itself binds."""
     found = set(source.imported)
-    for node in source.tree.body:
+    for node in _of_the_module(source.tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
-        elif isinstance(node, ast.Assign):
-            found |= {one.id for one in node.targets if isinstance(one, ast.Name)}
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {one.asname or one.name.partition(".")[0] for one in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
     return found
+
+
+def _of_the_module(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what stands in a module and in no function or class of it, ``try`` and ``if`` too."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(
+            child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
+        ):
+            yield from _of_the_module(child)

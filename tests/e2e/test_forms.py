@@ -186,6 +186,34 @@ def test_a_stable_form_is_proven_and_applied(name):
     assert incident.audit[-1].action.kind == "redo"
 
 
+def focal(v, b):
+    p = (v * b["s"]).sigmoid()
+    chosen = torch.where(b["t"] > 0, p, 1 - p)
+    return (-((1 - chosen) ** 2) * torch.log(chosen)).mean()
+
+
+def squashed(v, b):
+    a = torch.tanh(v * b["s"])
+    return (a - torch.log(1 - a.pow(2))).mean()
+
+
+def nearly_sure(given):
+    given["s"][:] = 30.0
+    large(given)
+
+
+@pytest.mark.parametrize("spoil", [large, nearly_sure])
+@pytest.mark.parametrize(
+    ("loss", "code"), [(focal, "F.logsigmoid"), (squashed, "F.softplus(-2 * ")]
+)
+def test_a_form_may_keep_digits_that_the_old_one_loses(loss, code, spoil):
+    incident, text = shown(loss, spoil)
+    (atom,) = incident.proof.minimal
+    assert (incident.proof.verdict, atom.remedy) == ("proven", "stable_form")
+    assert incident.proof.typed == incident.proof.minimal
+    assert code in text
+
+
 @pytest.mark.parametrize("name", GUARDED)
 def test_a_guarded_form_is_proven_and_applied_where_it_is_allowed(name):
     watch, net = investigated(*GUARDED[name], allow=("form",))

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nanstop.errors import ShortOfMemoryError
 from nanstop.numerics.tensors import HALF, format_name
-from nanstop.prove.agreement import agree, cosine, largest_gap, loss_gap
+from nanstop.prove.agreement import SAME, agree, cosine, largest_gap, loss_gap
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.ladder import Ladder, Rung
 from nanstop.remedies.precision import reference
@@ -158,6 +158,32 @@ class ExactRuns:
         """Return whether a context leaves loss and gradients of a micro-batch as they are."""
         return agree(*self.with_and_without(micro, under))
 
+    def is_same_function(
+        self, micro: int, under: Under, batch: Batch | None, runs: tuple[Attempt, Attempt]
+    ) -> bool:
+        """Return whether a context leaves loss and gradients of a batch as they are in float64, and
+        ``runs``, as it is and under the context, no farther from these: a form may keep digits that
+        the old one loses. False where there is no room for float64.
+        """
+        if not self._may_widen():
+            return False
+
+        @contextmanager
+        def in_both() -> Iterator[None]:
+            with self._in(torch.float64), under():
+                yield
+
+        path = Path()
+        exact, formed = (
+            self._on(path, micro, batch=batch, under=one, without_update=True)
+            for one in (partial(self._in, torch.float64), in_both)
+        )
+        plain, own = (gaps_between(run, exact) for run in runs)
+        if plain is None or own is None or not agree(exact, formed):
+            return False
+        (loss, _, gradient), (own_loss, _, own_gradient) = plain, own
+        return own_loss <= max(loss, SAME) and own_gradient <= max(gradient, SAME)
+
     def coarsest_eps(self) -> float:
         """Return the spacing at 1 of the coarsest format that the run stores or computes in."""
         failing = self._failing
@@ -185,7 +211,10 @@ class ExactRuns:
         return runs[0], runs[1]
 
     def _in_exact(self) -> AbstractContextManager[None]:
-        return reference(self._failing.step.view, self.dtype, with_state=False)
+        return self._in(self.dtype)
+
+    def _in(self, dtype: torch.dtype) -> AbstractContextManager[None]:
+        return reference(self._failing.step.view, dtype, with_state=False)
 
     def _exact(self, path: Path, micro: int, batch: Batch | None = None) -> Attempt:
         """Run a batch exactly, on the highest rung that there is room for. Errors:

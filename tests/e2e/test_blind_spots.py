@@ -318,6 +318,27 @@ def test_an_evaluation_in_a_loop(tmp_path, scope, large, read):
     assert "hidden.square()" in line_of(report)
 
 
+ADVANTAGES = """
+def objective(step, x, y):
+    rewards = x[:, 0].clone()
+    if BAD and step == 2:
+        rewards[:3] = 0.5
+    groups = rewards.view(2, 3)
+    advantages = (groups - groups.mean(1, keepdim=True)) / groups.std(1, keepdim=True)
+    out = net(x).sum(-1)
+    mask = torch.ones(6)
+    twice = mask * 2.0
+    mask[5] = 0.0
+    return (out * advantages.flatten() * mask * twice).mean()
+"""
+
+
+def test_what_is_written_later_hides_nothing_of_what_was_made_before(tmp_path):
+    report = told(tmp_path, HEAD + ADVANTAGES + STEPS)
+    assert (report.diagnoses[0].code, report.diagnoses[0].confidence) == ("NS206", "certain")
+    assert "groups.std" in line_of(report)
+
+
 NESTED = """
 class Pair(nn.Module):
     def __init__(self):

@@ -62,13 +62,13 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
                 "compute the output head and the loss in float32",
                 forward=True,
             ),
-            RemedyInfo("stable_form", "safe", "compute {targets} in log space", forward=True),
             RemedyInfo(
                 "form",
                 "changes_training",
                 "give {targets} a value where it has none",
                 forward=True,
             ),
+            RemedyInfo("stable_form", "safe", "compute {targets} in log space", forward=True),
             RemedyInfo(
                 "held_fill",
                 "safe",

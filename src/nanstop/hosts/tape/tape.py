@@ -22,7 +22,6 @@ from nanstop.hosts.tape.needed_calls import calls_for
 from nanstop.hosts.tape.numbers import Numbers
 from nanstop.hosts.tape.tape_calls import (
     HISTORY,
-    MAX_HELD_BYTES,
     Constant,
     Cuts,
     HeldData,
@@ -30,6 +29,7 @@ from nanstop.hosts.tape.tape_calls import (
     Slot,
     TapedCall,
     forget_written,
+    is_kept,
     keep_values,
     root_of,
 )
@@ -181,7 +181,7 @@ class Tape(PassingMode):
     def _writes(self, args: Any, kwargs: Any) -> None:
         with by_torch_alone():
             for tensor in tensors(args[:1]):
-                if tensor.nbytes <= MAX_HELD_BYTES and not tensor.requires_grad:
+                if is_kept(tensor):
                     (self.on_write or self.keep)(tensor)
                     self._lend(tensor, tensors((args[1:], kwargs)))
 
@@ -345,7 +345,8 @@ class Tape(PassingMode):
         written = [tensor for tensor, before, _ in operands if version(tensor) != before]
         if any(tensor.grad_fn is not None for tensor in written):
             return False
-        forget_written(self._slots, written, made_too=self._first_of_model is not None)
+        is_stale = not all(map(is_kept, written))  # else the calls have copies of the old values
+        forget_written(self._slots, written, parts=self.has_model, made=is_stale)
         return bool(written) or any(result is tensor for tensor, _, _ in operands)
 
     def _note(self, value: Any, operands: list[TapedOperand]) -> Any:

@@ -314,17 +314,23 @@ class Lent:
 Slots = dict[int, tuple[weakref.ref[Tensor], Slot]]
 
 
-def forget_written(slots: Slots, written: Sequence[Tensor], *, made_too: bool) -> None:
-    """Have tensors that were written to be taken as they are later, and ``made_too`` what was made
-    of the old values.
+def forget_written(slots: Slots, written: Sequence[Tensor], *, parts: bool, made: bool) -> None:
+    """Have tensors that were written to be taken as they are later, and with them other ``parts``
+    of their memory, and what was ``made`` of the old values.
     """
     for tensor in written:
         slots.pop(id(tensor), None)
-    made = {key: known for key, known in slots.items() if known[1].outer}
-    for key, (reference, _) in made.items() if written and made_too else ():
+    roots = {id(root_of(tensor)) for tensor in written}
+    for key, (reference, slot) in list(slots.items()) if roots and parts else ():
         tensor = reference()
-        if tensor is None or tensor.grad_fn is None:
+        is_made = made and (tensor is None or tensor.grad_fn is None)
+        if slot.outer and (is_made or (tensor is not None and id(root_of(tensor)) in roots)):
             del slots[key]
+
+
+def is_kept(written: Tensor) -> bool:
+    """Return whether the calls keep what they were given of a tensor that is written to."""
+    return written.nbytes <= MAX_HELD_BYTES and not written.requires_grad
 
 
 def keep_values(calls: Iterable[TapedCall], written: Tensor) -> None:

@@ -128,6 +128,7 @@ optimizer = torch.optim.Adam(net.parameters(), 1e-2)
 try:
     for step in range(4):
         hidden = net(torch.randn(6, 3))
+        nearest = hidden.masked_fill(hidden > 1.0, float("inf")).amin(1)
         hidden = hidden.masked_fill(hidden > 1.5, float("-inf"))
         scores = hidden.softmax(1) / (0.0 if BAD and step == 2 else 1.0)
         assert ASSERT

@@ -85,16 +85,16 @@ class Refusals:
 
     def raised(self, error: Exception, *, if_seen: bool = False) -> bool:
         """Report an exception of the script that says that a number was bad, or ``if_seen`` one of
-        any assertion, but only if a bad one was computed in what has been recorded. Return whether
-        it was reported.
+        any assertion, but only if a bad one was computed in what has been recorded (of an
+        assertion, in what led to its number). Return whether it was reported.
         """
         micro = self._state.micro
-        may_be = is_numeric(error) or (if_seen and isinstance(error, AssertionError))
-        if micro is None or not self._state.idle or not may_be:
+        is_asserted = if_seen and isinstance(error, AssertionError)
+        if micro is None or not self._state.idle or not (is_asserted or is_numeric(error)):
             return False
         self._state.drop()
         with self._looking("the exception was not investigated"):
-            if if_seen and not micro.comes_to_bad():
+            if if_seen and not micro.comes_to_bad(seen=is_asserted):
                 return False
             self._state.met_failure = True
             self._state.keep(micro)

@@ -143,21 +143,24 @@ class TapedMicro:
         self.tape.losses.append(slot.index)
         return True
 
-    def comes_to_bad(self) -> bool:
+    def comes_to_bad(self, *, seen: bool = False) -> bool:
         """Return whether something that was made since its first model call holds a NaN or, where
         nothing does, +Inf (-Inf is what masks are made of); the last that does is its loss then.
-        Runs forward once more.
+        ``seen``: only of what led to the last number that the script looked at. Runs forward once
+        more.
         """
         tape, values = self.tape, dict[int, Tensor]()
-        if self.obstacle():
+        looked = tape.looked_at[0] if tape.looked_at is not None else None
+        if self.obstacle() or (seen and looked is None):
             return False
         first = next((call.first for call in tape.calls if call.rng is not None), 0)
         ends = [call for call in tape.calls if call.first >= first and not call.foreign]
-        tape.losses = [slot for call in ends for slot in call.results]
+        slots = [slot for call in ends for slot in call.results]
+        tape.losses = slots if looked is None or not seen else [looked.index]
         with suppress(Exception):  # the last may raise, and what comes before has been made
             for call in tape.needed():
                 call.play(values, {})
-        made = [slot for slot in tape.losses if slot in values]
+        made = [slot for slot in slots if slot in values]
         nan = [slot for slot in made if bool(values[slot].isnan().any())]
         bad = nan or [slot for slot in made if bool((values[slot] == math.inf).any())]
         tape.losses = bad[-1:]

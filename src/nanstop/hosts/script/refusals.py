@@ -86,7 +86,7 @@ class Refusals:
     def raised(self, error: Exception, *, if_seen: bool = False) -> bool:
         """Report an exception of the script that says that a number was bad, or ``if_seen`` one of
         any assertion, but only if a bad one was computed in what has been recorded (of an
-        assertion, in what led to its number). Return whether it was reported.
+        assertion, in what led to the last of it). Return whether it was reported.
         """
         micro = self._state.micro
         is_asserted = if_seen and isinstance(error, AssertionError)
@@ -94,7 +94,7 @@ class Refusals:
             return False
         self._state.drop()
         with self._looking("the exception was not investigated"):
-            if if_seen and not micro.comes_to_bad(seen=is_asserted):
+            if if_seen and not micro.comes_to_bad(of_last=is_asserted):
                 return False
             self._state.met_failure = True
             self._state.keep(micro)

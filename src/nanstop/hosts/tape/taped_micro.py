@@ -143,20 +143,18 @@ class TapedMicro:
         self.tape.losses.append(slot.index)
         return True
 
-    def comes_to_bad(self, *, seen: bool = False) -> bool:
+    def comes_to_bad(self, *, of_last: bool = False) -> bool:
         """Return whether something that was made since its first model call holds a NaN or, where
         nothing does, +Inf (-Inf is what masks are made of); the last that does is its loss then.
-        ``seen``: only of what led to the last number that the script looked at. Runs forward once
-        more.
+        ``of_last``: only of what led to the last that was made. Runs forward once more.
         """
         tape, values = self.tape, dict[int, Tensor]()
-        looked = tape.looked_at[0] if tape.looked_at is not None else None
-        if self.obstacle() or (seen and looked is None):
+        if self.obstacle():
             return False
         first = next((call.first for call in tape.calls if call.rng is not None), 0)
         ends = [call for call in tape.calls if call.first >= first and not call.foreign]
         slots = [slot for call in ends for slot in call.results]
-        tape.losses = slots if looked is None or not seen else [looked.index]
+        tape.losses = slots[-1:] if of_last else slots
         with suppress(Exception):  # the last may raise, and what comes before has been made
             for call in tape.needed():
                 call.play(values, {})

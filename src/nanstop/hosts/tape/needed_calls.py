@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
-import torch
+from torch import Tensor
 
 from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tape_calls import Constant, Left, Slot, TapedCall
@@ -77,14 +78,15 @@ def _came_bad(constant: Constant, early: Sequence[TapedCall]) -> bool:
     rows = bad.reshape(len(bad), -1).any(1) if bad.dim() else bad
     if not rows.any() or rows.all():
         return False
-    values: dict[int, torch.Tensor] = {}
-    for call in _makers(constant.origin or 0, early):
-        if call.obstacle:
-            return True
-        given = [values[one.index] for one in call.held(Slot)]
-        given += [one.tensor for one in call.held(Constant)]
-        call.play(values, {})
-        made = [values[slot] for slot in call.results]
-        if any(map(has_bad, made)) and not any(map(has_bad, given)):
-            return False
+    values: dict[int, Tensor] = {}
+    with suppress(Exception):  # what cannot be made again is taken as it is
+        for call in _makers(constant.origin or 0, early):
+            if call.obstacle:
+                break
+            given = [values[one.index] for one in call.held(Slot)]
+            given += [one.tensor for one in call.held(Constant)]
+            call.play(values, {})
+            made = [values[slot] for slot in call.results]
+            if any(map(has_bad, made)) and not any(map(has_bad, given)):
+                return False
     return True

@@ -135,6 +135,7 @@ FIRES = [
     ("NS404", climbing((5.0, 9e7), (4.0, 1e16), EXPLODED, odd_weights=HEAVY), "likely"),
     ("NS404", climbing((5.0, 9e7), (4.0, 1e16), OVERFLOW, odd_weights=HEAVY), "likely"),
     ("NS404", climbing((5.0,), (4.0,), EXPLODED, odd_weights=HEAVY), "possible"),
+    ("NS404", climbing((5.0, 5.1), (4.0, 4.1), EXPLODED, odd_weights=HEAVY), "possible"),
     ("NS404", climbing((5.0, 5.1, 4.9, 5.0, 5e6), (1.0, 1.0, 1.0, 1.0, 1e6), EXPLODED, odd_weights=HEAVY), "possible"),
     ("NS404", climbing(NARROW_LOSSES, NARROW_NORMS, OVERFLOW), "possible"),
     ("NS404", evaluating((2302.0, 2299.0, 1.2e9, 2.4e5, 2.8e15), (8.6e4, 8.6e4, 4.9e9, 2.6e6, 1.6e15)), "likely"),

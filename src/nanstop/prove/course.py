@@ -15,7 +15,8 @@ from functools import partial
 from itertools import chain, cycle, islice
 
 from nanstop.decide.policy import Policy, not_allowed
-from nanstop.numerics.tensors import nonfinite
+from nanstop.numerics.tensors import in_float64, nonfinite
+from nanstop.numerics.update_length import TOO_LONG
 from nanstop.prove.bench import Budget
 from nanstop.prove.failing_step import FailingStep, WayBack, mean_loss
 from nanstop.prove.search import prove
@@ -34,7 +35,7 @@ _MOST_UPDATES = 128
 _NUM_JUDGED = 4
 """The last windows, whose mean loss says what the updates came to."""
 _SMALLER = 0.1
-_LEAST_FACTOR = 1e-9
+_LEAST_FACTOR = 1e-12
 _STANDS_STILL = Atom(remedy="lr", value="0")
 
 
@@ -61,18 +62,30 @@ class Course:
             fails = any(attempt(self.step, micro).failed for micro in self.failing.micros)
             return math.nan if fails else self._judged()
 
-    def end(self, under: Under) -> float:
+    def end(self, under: Under, *, in_proportion: bool = True) -> tuple[float, float]:
         """Return the loss of the last windows after all updates under a context, NaN where one of
-        theirs is not finite. Everything is undone. Synchronises the device.
+        theirs is not finite; and how many times as long the first update makes the weights that is
+        out of all proportion to them, after which none is made, or 0 (always where that is not
+        asked for: ``in_proportion``). Everything is undone. Synchronises the device.
         """
         with self.way_back.rewound(), under():
+            size = self._size()
             for step in islice(self._windows(), self.num_updates):
                 with step.isolated():
                     if not math.isfinite(mean_loss(step)):
-                        return math.nan
+                        return math.nan, 0.0
                     step.update()
+                before, size = size, self._size()
+                is_long = math.isfinite(size) and size > TOO_LONG * before > 0.0
+                if is_long and in_proportion:
+                    return self._judged(), size / before
             broken = nonfinite(trainable_of(self.step.view).parameters)
-            return math.nan if broken else self._judged()
+            return math.nan if broken else self._judged(), 0.0
+
+    def _size(self) -> float:
+        """Return the 2-norm of all that is trained."""
+        trained = trainable_of(self.step.view).parameters.values()
+        return math.hypot(*(float(in_float64(p.detach()).norm()) for p in trained))
 
     def _windows(self) -> Iterator[Step]:
         there = (*self.way_back.steps, self.step)
@@ -131,10 +144,17 @@ def prove_course(
 
 def _trial(course: Course, atoms: tuple[Atom, ...], begin: float, key: FailureKey) -> Trial:
     began = time.perf_counter()
-    end = course.end(partial(applied, course.step.view, atoms))
-    passes, is_finite = end <= begin, math.isfinite(end)
+    under = partial(applied, course.step.view, atoms)
+    end, times = course.end(under, in_proportion=bool(atoms))
+    passes, is_finite = end <= begin and not times, math.isfinite(end)
     first = course.way_back.steps[0].id.step if course.way_back.steps else course.step.id.step
     to = f"to {end:.4g}" if is_finite else "to what is not finite"
+    message = (
+        f"in {counted(course.num_updates, 'update')} from step {first} on the loss goes from "
+        f"{begin:.4g} {to}"
+    )
+    if times:
+        message = f"an update from step {first} on makes the weights {times:.3g} times as long"
     return Trial(
         atoms=atoms,
         outcome="pass" if passes else "other_failure" if is_finite else "same_failure",
@@ -142,8 +162,7 @@ def _trial(course: Course, atoms: tuple[Atom, ...], begin: float, key: FailureKe
         loss=end,
         rows_unchanged=passes or None,  # forward and backward are as they were
         seconds=time.perf_counter() - began,
-        message=f"in {counted(course.num_updates, 'update')} from step {first} on the loss goes "
-        f"from {begin:.4g} {to}",
+        message=message,
     )
 
 

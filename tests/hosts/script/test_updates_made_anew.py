@@ -62,6 +62,26 @@ def test_a_rate_under_which_the_same_updates_do_not_run_away_is_the_cure(tmp_pat
     assert report.audit[-1].action.kind == "skip"
 
 
+def test_weights_that_a_norm_hides_from_the_loss_have_run_away_all_the_same(tmp_path):
+    source = (
+        script("AdamW(net.parameters(), lr=1e9)", "loss.backward()", steps=6)
+        .replace("nn.Linear(64, 1))", "nn.Linear(64, 8), nn.RMSNorm(8, elementwise_affine=False))")
+        .replace("y = x.sum(1, keepdim=True)", "y = x[:, :8]")
+        .replace(
+            "nn.Sequential(",
+            "nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16), "
+            "nn.Linear(16, 16), ",
+        )
+    )
+    _, reports = reported(tmp_path, source)
+    best, (atom,) = reports[0].diagnoses[0], reports[0].proof.minimal
+    assert (best.code, best.confidence) == ("NS404", "certain")
+    assert "weights grew beyond all measure" in best.cause
+    assert atom.remedy == "lr"
+    assert 1e9 * float(atom.value) < 10.0, "no rate at which weights of 0.1 come to thousands"
+    assert reports[0].proof.verdict == "proven"
+
+
 def test_an_evaluation_with_the_weights_it_came_to_is_no_failure_of_its_own(tmp_path):
     ending = """
 net.eval()

@@ -296,8 +296,8 @@ def _confidence(
     # The norm of the failing step itself is not finite: it rose once more than its history says.
     rises = min(loss.rises, norm.rises + 1) if norm is not None else loss.rises
     factor = max(loss.factor, norm.factor if norm is not None else 0.0)
-    if factor < CLEARLY or not rises:
-        return None
+    if factor < CLEARLY or not rises:  # norms hide from the loss what became of weights
+        return "possible" if moved and loss.is_short else None
     enough = 2 if moved or (wide and factor >= BY_FAR) else 3
     if rises >= enough or (moved and loss.is_short):
         return "likely"
@@ -314,7 +314,7 @@ def _cause(
     lr = facts.optimizer.lr if facts.optimizer is not None else None
     rate = f" at a learning rate of {lr:g}" if lr is not None else ""
     rate = f": {decayed}" if decayed else rate
-    if loss is None:
+    if loss is None or (loss.is_short and loss.factor < CLEARLY):
         return f"weights grew beyond all measure in the updates before it{rate}"
     return f"the loss grew from {loss.first:.3g} to {loss.highest:.3g} before it{rate}"
 

@@ -79,14 +79,14 @@ def incidents(folder, fault, action):
 @pytest.mark.parametrize(
     ("fault", "action", "codes"),
     [
-        ("race", "redo", {0: ("NS606", "possible", 2)}),
+        ("race", "skip", {0: ("NS606", "possible", 2)}),
         ("rank", "skip", {1: ("NS504", "likely", 2)}),
         ("collective", "skip", {1: ("NS000", "possible", 2)}),
     ],
 )
 def test_what_the_ranks_say(tmp_path, fault, action, codes):
     """Where only the exchange is bad the step is to be run again, which a hook stands in the way
-    of: it is left out.
+    of: its update is skipped.
     """
     assert incidents(tmp_path, fault, action) == codes
 

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "73d166a73e103d92")
+REPORT_FORM = (1, "b8c6256b0b75c83c")
 
 
 def test_names():

@@ -97,6 +97,8 @@ class ReplicaFacts:
     """Whether it was when an update took it."""
     is_that_update: bool = False
     """Whether that is the very update that parted the copies, and not a later one."""
+    looked_at: int | None = None
+    """The step of that update."""
     num_updates: tuple[int, ...] = ()
     num_local: int = 0
     option: str = ""

@@ -9,6 +9,7 @@ from torch import distributed, nn
 
 from nanstop.hosts.sharded.board import Board
 from nanstop.hosts.sharded.drift import Drift, is_due
+from nanstop.numerics.checksums import Checksums
 from versions import needs
 
 
@@ -76,6 +77,22 @@ def test_copies_that_are_alike_leave_next_to_nothing(store):
     assert store.num_keys() <= 10
 
 
+def test_a_comparison_by_itself_reads_the_weights_alone(store, monkeypatch):
+    read, of = [], Checksums.of
+
+    def counted(sums, tensor):
+        read[-1] += tensor.numel()
+        return of(sums, tensor)
+
+    monkeypatch.setattr(Checksums, "of", counted)
+    models, drifts = pair(store)
+    num = sum(p.numel() for p in models[0].parameters())
+    assert trained(models, drifts, 70, lambda *_: read.append(0)) == []
+    of_all = {0: 3, 1: 4}  # weights, gradients twice, momentum
+    of_weights = dict.fromkeys((2, 4, 8, 64), 1)
+    assert read == [2 * num * (of_all | of_weights).get(at, 0) for at in range(70)]
+
+
 @pytest.mark.parametrize("bit", [0, 22, 31])
 def test_one_bit_of_one_weight(store, bit):
     def flip(step, models):
@@ -86,7 +103,7 @@ def test_one_bit_of_one_weight(store, bit):
     ((step, rank, facts),) = trained(models, drifts, 20, flip)
     assert (step, rank, facts.weight, facts.ranks) == (7, 0, "1.weight", (1,))
     assert (facts.step, facts.last_equal, facts.num_compared) == (4, 2, 4)
-    assert (facts.arrived_equal, facts.consumed_equal) == (True, True)
+    assert (facts.arrived_equal, facts.consumed_equal, facts.looked_at) == (True, True, 5)
     assert facts.num_differ == 1
     assert facts.largest is not None
 
@@ -123,5 +140,5 @@ def test_a_store_that_is_gone(store, caplog):
 def test_what_is_told_is_json(store):
     models, drifts = pair(store)
     flip = lambda step, models: flipped(models[1].module[0].bias, 0, 3)  # noqa: E731
-    trained(models, drifts, 2, flip)
+    trained(models, drifts, 3, flip)
     assert json.loads(store.get("0/told/1"))["copy"]["names"][0] == "0.weight"

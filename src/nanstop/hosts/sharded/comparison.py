@@ -52,6 +52,7 @@ def parted(told: Sequence[Told]) -> ReplicaFacts | None:
         arrived_equal=_same(seen, first, lambda copy: copy.arrived),
         consumed_equal=_same(seen, first, lambda copy: copy.consumed),
         is_that_update=at_once,
+        looked_at=seen[0].looked_at,
         num_updates=tuple(
             copy.num_updates - earlier.num_updates
             for copy, earlier in zip(now, before, strict=bool(before))

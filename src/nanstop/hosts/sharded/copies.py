@@ -20,12 +20,12 @@ from nanstop.records.record import record
 
 @record
 class Copy:
-    """Of one backward and the update that may follow it. Every checksum has the place of its
-    parameter in ``names``.
+    """Of one backward. Every checksum has the place of its parameter in ``names``.
 
     ``exchanged``: whether DistributedDataParallel brings its gradient to all ranks. ``arrived``:
-    gradients as the backward left them; ``consumed``: as the update took them, None where it took
-    none. ``states``, ``options``: of the optimizer before that update. ``num_updates``: that this
+    gradients as the backward of step ``looked_at`` left them, none where that was not looked at;
+    ``consumed``: as its update took them, None where it took none. ``states``, ``options``: of the
+    optimizer before that update. ``num_updates``: that this
     rank has come to before it, ``num_local`` of them by an optimizer that had seen no exchange
     since its last. ``written_at``: lines of the script that have written to gradients
     in between.
@@ -36,7 +36,8 @@ class Copy:
     names: tuple[str, ...]
     exchanged: tuple[bool, ...]
     weights: tuple[int, ...]
-    arrived: tuple[int | None, ...]
+    arrived: tuple[int | None, ...] = ()
+    looked_at: int | None = None
     consumed: tuple[int | None, ...] = ()
     states: tuple[tuple[str, int], ...] = ()
     options: tuple[tuple[str, float], ...] = ()
@@ -75,22 +76,28 @@ def parameters_to_compare(model: DistributedDataParallel) -> dict[str, Tensor]:
 
 
 def copy_of(model: DistributedDataParallel, number: int, step: int, sums: Checksums) -> Copy:
-    """Return this rank's copy after the ``number``-th backward, no update being counted. Reads
-    weights and gradients once; synchronises each device.
+    """Return this rank's copy after the ``number``-th backward, no gradient being looked at and no
+    update being counted. Reads weights once; synchronises each device.
     """
     parameters = parameters_to_compare(model)
     known = {id(parameter) for parameter in model._module_parameters}
-    gradients = {name: p.grad for name, p in parameters.items()}
     weights = _by_place(sums, parameters, parameters)
-    arrived = _by_place(sums, parameters, gradients)
     return Copy(
         number=number,
         step=step,
         names=tuple(parameters),
         exchanged=tuple(id(p) in known for p in parameters.values()),
         weights=tuple(one or 0 for one in weights),
-        arrived=arrived,
     )
+
+
+def with_gradients(copy: Copy, model: DistributedDataParallel, step: int, sums: Checksums) -> Copy:
+    """Return a copy with the gradients that a backward has left in this ``step``. Reads them once;
+    synchronises each device.
+    """
+    gradients = {name: p.grad for name, p in parameters_to_compare(model).items()}
+    arrived = _by_place(sums, dict.fromkeys(copy.names), gradients)
+    return replace(copy, arrived=arrived, looked_at=step)
 
 
 def at_update(

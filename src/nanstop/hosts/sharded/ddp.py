@@ -21,7 +21,6 @@ from nanstop.hosts.sharded.uneven import Incomplete, Uneven
 from nanstop.numerics.tensors import nonfinite
 from nanstop.ranks import patience_seconds
 from nanstop.records import ReplicaFacts, SourceLine
-from nanstop.replay.conditions import unrecorded
 
 
 class DdpReplicas:
@@ -107,12 +106,10 @@ class DdpReplicas:
         self._terms.compare(terms)
         if may_be_uneven(self._wrapped):
             return None  # ranks have made other numbers of backwards
-        with torch.no_grad(), unrecorded():
-            return self._drift.compare(self._wrapped, step)
+        return self._drift.compare(self._wrapped, step)
 
     def updating(self, optimizer: Any, written_at: tuple[SourceLine, ...]) -> None:
-        with torch.no_grad(), unrecorded():
-            self._drift.updating(self._wrapped, optimizer, written_at)
+        self._drift.updating(self._wrapped, optimizer, written_at)
 
     @property
     def _group(self) -> Any:

@@ -14,7 +14,7 @@ from nanstop.decide.agreement import Ranks, on_every_rank
 from nanstop.decide.apart import ByItself
 from nanstop.errors import NanstopError
 from nanstop.hosts.sharded.flags import ByFlags, FailureFlags
-from nanstop.hosts.sharded.fsdp_parts import FsdpParts, groups_of, state_of, whole_of
+from nanstop.hosts.sharded.fsdp_parts import FsdpParts, groups_of, state_of, states_in, whole_of
 from nanstop.hosts.sharded.store_ranks import StoreRanks
 from nanstop.hosts.sharded.terms import Terms
 from nanstop.numerics.host_memory import free_bytes
@@ -134,7 +134,6 @@ def is_shared_by_all(root: nn.Module, size: int) -> bool:
 
 def reduces_parts(module: nn.Module) -> bool:
     """Return whether a backward of a call of the model now ends with the mean gradients."""
-    state = state_of(module)
-    return state is not None and all(
-        group.reduce_grads for s in FsdpParts(module).states for group in groups_of(s)
+    return state_of(module) is not None and all(
+        group.reduce_grads for state in states_in(module) for group in groups_of(state)
     )

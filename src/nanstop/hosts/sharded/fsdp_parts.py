@@ -26,22 +26,28 @@ def state_of(module: nn.Module) -> Any:
     return laid_out._get_fsdp_state() if laid_out is not None else None
 
 
+def states_in(root: nn.Module) -> list[Any]:
+    """Return the states of a module and its parts, each once, in the order of the parts."""
+    own = state_of(root)
+    # The root of what is called together knows all from its first forward on.
+    met = getattr(own._state_ctx, "all_states", None) if getattr(own, "_is_root", False) else None
+    return met or list(dict.fromkeys(s for m in root.modules() if (s := state_of(m))))
+
+
 def groups_of(state: Any) -> list[Any]:
     """Return a state's groups of parameters, which are gathered and reduced together."""
-    one = getattr(state, "_fsdp_param_group", None) if _has_one(state) else None
     several = getattr(state, "_fsdp_param_groups", None)  # later versions have any number
-    return list(several) if several is not None else [one] if one is not None else []
-
-
-def _has_one(state: Any) -> bool:
-    return getattr(state, "_fsdp_param_groups", None) is None
+    if several is not None:
+        return list(several)
+    one = getattr(state, "_fsdp_param_group", None)
+    return [one] if one is not None else []
 
 
 class FsdpParts:
     """The parts of a model whose root is ``root``."""
 
     def __init__(self, root: nn.Module) -> None:
-        self.states = list(dict.fromkeys(s for m in root.modules() if (s := state_of(m))))
+        self.states = [*states_in(root)]
         self.groups = [group for state in self.states for group in groups_of(state)]
         self.parameters = [one for group in self.groups for one in group.fsdp_params]
 

@@ -42,6 +42,8 @@ class SharedModels:
         self._known: dict[int, Replicas] = {}
         self._drifts: WeakKeyDictionary[nn.Module, Drift] = WeakKeyDictionary()
         self._num_drifts = self._num_terms = 0
+        self._alone: dict[type, bool] = {}
+        """Whether optimizers of a class make their updates without the other ranks."""
         self._flags: FailureFlags | None = None
 
     def of_window(
@@ -54,7 +56,7 @@ class SharedModels:
         backward left every rank with the same gradients, of which each makes the update by itself.
         """
         models = list(called)
-        shared = micros and micros[-1].reduced and updates_alone(optimizer)
+        shared = micros and micros[-1].reduced and self._updates_alone(optimizer)
         # Every backward of an engine exchanges something, but where it is told not to.
         return self.of(models) if shared or any(map(is_engine, models)) else ONE_COPY
 
@@ -69,14 +71,18 @@ class SharedModels:
         """
         models: list[Any] = list(called)
         known = self._known.get(id(models[0])) if len(models) == 1 else None
-        is_same_run = known is not None and _group_of_run() is self._group
-        if is_same_run and isinstance(known, FsdpReplicas):
+        if known is not None and _group_of_run() is self._group:
             return known  # how its weights are laid out does not change
         if not self.agree(models):
             return ONE_COPY
-        if known is None or not is_same_run:
-            self._known = {id(models[0]): self._replicas(models[0])}
+        self._known = {id(models[0]): self._replicas(models[0])}
         return self._known[id(models[0])]
+
+    def _updates_alone(self, optimizer: Optimizer | None) -> bool:
+        kind = type(optimizer)
+        if kind not in self._alone:
+            self._alone[kind] = updates_alone(optimizer)
+        return self._alone[kind]
 
     def _replicas(self, model: Any) -> Replicas:
         group = _group_of_run()
@@ -203,4 +209,4 @@ def reduces(model: nn.Module) -> bool:
 
 
 def _group_of_run() -> Any:
-    return distributed.distributed_c10d._get_default_group()
+    return distributed.GroupMember.WORLD

@@ -137,6 +137,8 @@ def _by_gradient(found: ReplicaFacts) -> tuple[Confidence, str]:
 
 
 def _step(found: ReplicaFacts) -> int | None:
+    if found.looked_at is not None:
+        return found.looked_at
     return found.last_equal if found.is_that_update else found.step
 
 

@@ -2,10 +2,12 @@
 two plain runs, and the bytes that it sends.
 
     OMP_NUM_THREADS=1 python benchmarks/ranks_overhead.py [--processes 4] [--pairs 12] [--steps 30]
+        [--kinds ddp fsdp2] [--layers 6] [--hidden 256] [--length 64] [--no-page]
 
 This process imports torch once; every rank is a fork, watched under a forked ``nanstop run``. In
-each round a watched run lies between or beside two plain ones, in turn. Writes its section of
-``docs/ranks.md``.
+each round a watched run lies between or beside two plain ones, in turn. With
+``--hidden 384 --length 128`` a step is 4.5 times the work. Writes its section of ``docs/ranks.md``,
+unless told not to.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ _ORDERS = (
     ("plain", "watched", "again"),
     ("plain", "again", "watched"),
 )
-_SECONDS = 600
+KINDS = {"ddp": "DDP", "fsdp2": "FSDP2"}
+SIZES = ("layers", "hidden", "length")
+_SECONDS = 3600
 
 
 def run(kind: str, options: argparse.Namespace, *, watched: bool) -> list[dict[str, Any]]:
@@ -53,7 +57,8 @@ def run(kind: str, options: argparse.Namespace, *, watched: bool) -> list[dict[s
         size = str(options.processes)
         kept |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "OMP_NUM_THREADS": "1"}
         kept |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        words = [str(PROGRAM), kind, str(options.steps), str(WARM_UP)]
+        given = (options.steps, WARM_UP, *(getattr(options, name) for name in SIZES))
+        words = [str(PROGRAM), kind, *map(str, given)]
         above = ["-m", "nanstop", "run", "--quiet", "--out", str(folder / "out")]
         running = []
         for rank in range(options.processes):
@@ -101,7 +106,8 @@ def measure(kind: str, options: argparse.Namespace) -> dict[str, Any]:
         sent.append(max(one["sent"] for one in told["watched"]) / options.steps)
         print(f"{kind} {pair}: watched {ratios[-1]:.3f}, plain {nulls[-1]:.3f}", flush=True)
     (ratio, low, high), (null, null_low, null_high) = interval(ratios), interval(nulls)
-    row = {"kind": {"ddp": "DDP", "fsdp": "FSDP2"}[kind], "seconds": statistics.median(plain)}
+    row = {"kind": KINDS[kind], "seconds": statistics.median(plain)}
+    row |= {"parameters": told["watched"][0]["parameters"]}
     row |= {"ratio": ratio, "low": low, "high": high}
     return row | {"null": null, "null_low": null_low, "null_high": null_high, "bytes": max(sent)}
 
@@ -111,7 +117,11 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--kinds", nargs="+", choices=("ddp", "fsdp"), default=["ddp", "fsdp"])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--hidden", type=int, default=256, help="divisible by 4")
+    parser.add_argument("--length", type=int, default=64, help="tokens of each of 4 rows")
+    parser.add_argument("--no-page", action="store_true", help="print the table, write nothing")
     options = parser.parse_args()
     import_all([(name, []) for name in IMPORTS], STILL)
     torch.set_num_threads(1)
@@ -120,7 +130,9 @@ def main() -> int:
     gc.freeze()
     rows = [measure(kind, options) for kind in options.kinds]
     Console(width=110).print(shown(rows))
-    asked = {name: getattr(options, name) for name in ("processes", "pairs", "steps")}
+    if options.no_page:
+        return int(not all(map(holds, rows)))
+    asked = {name: getattr(options, name) for name in ("processes", "pairs", "steps", *SIZES)}
     setting = asked | {"warm_up": WARM_UP, "cores": os.cpu_count(), "torch": torch.__version__}
     RESULTS.write_text(json.dumps({"setting": setting, "rows": rows}, indent=1) + "\n")
     write_page()

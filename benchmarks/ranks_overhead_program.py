@@ -1,4 +1,5 @@
-"""One rank of a training whose steps are timed: ``ranks_overhead_program.py KIND STEPS WARM_UP``.
+"""One rank of a training whose steps are timed:
+``ranks_overhead_program.py KIND STEPS WARM_UP LAYERS HIDDEN LENGTH``.
 Without a word of nanstop but for what it sends, which is counted by the names of its threads.
 """
 
@@ -15,7 +16,7 @@ import torch
 from torch import distributed, nn
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-WIDTH, LAYERS, BATCH, LENGTH = 256, 6, 4, 64
+BATCH = 4
 
 
 class Sent:
@@ -41,12 +42,17 @@ class Sent:
         setattr(owner, name, counted)
 
 
-def main(kind: str, steps: str, warm_up: str) -> None:
+def model_of(layers: int, hidden: int) -> nn.TransformerEncoder:
+    layer = nn.TransformerEncoderLayer(hidden, 4, 4 * hidden, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+
+
+def main(kind: str, steps: int, warm_up: int, layers: int, hidden: int, length: int) -> None:
     sent, seconds = Sent(), []
     distributed.init_process_group("gloo")
-    layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True)
-    model: nn.Module = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-    if kind == "fsdp":
+    model: nn.Module = model_of(layers, hidden)
+    num_parameters = sum(p.numel() for p in model.parameters())
+    if kind == "fsdp2":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -59,18 +65,19 @@ def main(kind: str, steps: str, warm_up: str) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     draw = torch.Generator().manual_seed(RANK)
     before = 0
-    for step in range(int(steps) + int(warm_up)):
-        x = torch.randn(BATCH, LENGTH, WIDTH, generator=draw)
-        if step == int(warm_up):
+    for step in range(steps + warm_up):
+        x = torch.randn(BATCH, length, hidden, generator=draw)
+        if step == warm_up:
             before = sent.num_bytes
         began = time.perf_counter()
         optimizer.zero_grad()
         (model(x) - x).square().mean().backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if step >= int(warm_up):
+        if step >= warm_up:
             seconds.append(time.perf_counter() - began)
     told = {"seconds": seconds, "sent": sent.num_bytes - before, "at_first": before}
+    told["parameters"] = num_parameters
     Path(f"result-{RANK}.json").write_text(json.dumps(told))
     distributed.barrier()
     distributed.destroy_process_group()
@@ -78,4 +85,4 @@ def main(kind: str, steps: str, warm_up: str) -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    main(*sys.argv[1:])
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -13,7 +13,7 @@ BOUND, MOST_BYTES = 1.02, 16.0
 _COLUMNS = ("step", "watched/plain", "95 %", "plain/plain", "95 %", "bytes a step and rank")
 TEXT = """## What watching adds to a step of {processes} processes
 
-Written by `python benchmarks/ranks_overhead.py`. A transformer of 4.7 million parameters on
+Written by `python benchmarks/ranks_overhead.py`. A transformer of {size} on
 {processes} processes (gloo, one machine of {cores} cores), each under its own `nanstop run` or
 none; {pairs} rounds of three runs of {steps} steps in alternating order, two of them plain. The
 second ratio is what the machine itself makes of two plain runs. Geometric means, bootstrap over
@@ -55,4 +55,5 @@ def section(kept: dict[str, Any]) -> str:
     """Return the section of the page, from what is kept."""
     head = "| | " + " | ".join(_COLUMNS) + " |\n|---|" + "---:|" * len(_COLUMNS)
     lines = ["| " + " | ".join(_cells(row)) + " |" for row in kept["rows"]]
-    return TEXT.format(table="\n".join((head, *lines)), **kept["setting"])
+    size = f"{kept['rows'][0]['parameters'] / 1e6:.1f} million parameters"
+    return TEXT.format(table="\n".join((head, *lines)), size=size, **kept["setting"])

@@ -13,7 +13,7 @@ from torch import nn
 from closure_programs import OPTIMIZERS, Program, programs, same, train
 from nanstop.decide.policy import Policy
 from nanstop.errors import TrainingStopped
-from nanstop.hosts.script import autowatch
+from nanstop.hosts.script import autowatch, closures
 from nanstop.numerics import host_memory
 from nanstop.report.text.run_end import RunEnd
 from nanstop.session.factory import opener
@@ -41,7 +41,8 @@ def watched(run, policy, folder):
     """
     store, said = Store(folder), []
     store.reset()
-    autowatch.install(opener(Policy(on_failure=policy), store, said.append))
+    policy = policy if isinstance(policy, Policy) else Policy(on_failure=policy)
+    autowatch.install(opener(policy, store, said.append))
     try:
         ended = run()
     finally:
@@ -139,13 +140,12 @@ def test_what_cannot_be_put_back_for_want_of_memory_is_said_so(folder, monkeypat
 
 
 def test_an_optimizer_that_evaluates_once_is_copied_once(folder, monkeypatch):
-    asked = []
-    free = host_memory.free_bytes
-    monkeypatch.setattr(host_memory, "free_bytes", lambda: asked.append(1) or free())
-    for name, most in (("adam", 1), ("lbfgs", 4)):
-        asked.clear()
+    copied, copy = [], closures._copy
+    monkeypatch.setattr(closures, "_copy", lambda *given: copied.append(1) or copy(*given))
+    for name, num in (("adam", 1), ("lbfgs", 4)):
+        copied.clear()
         watched(lambda name=name: train(Program(name)), "skip", folder)
-        assert len(asked) == most
+        assert len(copied) == num
 
 
 def test_a_closure_by_any_name_with_what_else_the_step_takes(folder):
@@ -217,3 +217,50 @@ def test_a_closure_that_is_evaluated_for_its_value_alone_is_no_step(folder):
         ended, rows, said = watched(run, policy, folder)
         assert same(plain, ended)
         assert (rows, said) == ([], [])
+
+
+def with_a_bad_row(returned, folder=None):
+    """Train with closures of which the fourth meets a row that is not finite, and return the
+    weights and what the optimizer was given; ``returned``: what a closure makes of its loss.
+    """
+    given, rows = [], torch.randn(48, 3, generator=torch.Generator().manual_seed(1))
+    rows[14, 1] = float("nan")
+    torch.manual_seed(0)
+    net = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    for batch in rows.split(4):
+        kept = batch if folder is not None else batch[batch.isfinite().all(-1)]
+
+        def closure(batch=kept):
+            optimizer.zero_grad()
+            loss = (net(batch).squeeze(-1) - batch.sum(-1)).square().mean()
+            result = returned(loss)
+            loss.backward()
+            return result
+
+        given.append(optimizer.step(closure))
+    return [p.detach() for p in net.parameters()], given
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [lambda loss: loss, lambda loss: (loss / 2).detach().clone(), lambda _: None],
+    ids=["loss", "detached", "nothing"],
+)
+def test_an_update_of_one_evaluation_is_made_anew_with_what_the_closure_returns(returned, folder):
+    weights, given = with_a_bad_row(returned)
+    policy = Policy(allow=("drop_sample",))
+    (ended, told), rows, _ = watched(lambda: with_a_bad_row(returned, folder), policy, folder)
+    assert [(row["step"], row["code"], row["action"]) for row in rows] == [
+        (3, "NS501", "quarantine")
+    ]
+    assert all(torch.allclose(one, other) for one, other in zip(ended, weights, strict=True))
+    if given[0] is not None:
+        assert torch.allclose(torch.stack(told), torch.stack(given))
+
+
+def test_a_number_that_the_closure_has_read_is_out(folder):
+    policy = Policy(allow=("drop_sample",))
+    (ended, _), rows, _ = watched(lambda: with_a_bad_row(torch.Tensor.item, folder), policy, folder)
+    assert [(row["step"], row["code"], row["action"]) for row in rows] == [(3, "NS501", "skip")]
+    assert all(one.isfinite().all() for one in ended)

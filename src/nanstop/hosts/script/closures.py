@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 
 from nanstop.frozen import frozen
 from nanstop.hosts.script.window import HeldGradients, ScriptWindow
+from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.numerics import host_memory
 from nanstop.numerics.tensors import nonfinite
 from nanstop.numerics.trained import held_by
@@ -53,6 +55,7 @@ class OpenUpdate:
 
     ``held``: gradients that it is not to see. ``num_evaluations``: how often it has evaluated its
     closure. ``evaluates``: it does so now. ``moved``: weights were moved before an evaluation.
+    ``is_known``: so far its optimizer has evaluated once an update, and moved nothing before.
     ``waits``: what fails is judged when the update is over; ``failed``: the first that did.
     """
 
@@ -62,11 +65,17 @@ class OpenUpdate:
         self.num_evaluations = 0
         self.evaluates = False
         self.moved = False
+        self.is_known = False
         self.waits = False
         self.failed: FailedEvaluation | None = None
         self.copies: list[Snapshot] = []
         self.places: list[tuple[Tensor, Tensor]] = []
         """Weights and the memory that they are in: SAM gives them other memory."""
+
+    @property
+    def is_only(self) -> bool:
+        """Whether what was evaluated last is all that the update will be made of."""
+        return self.is_known and self.num_evaluations == 1
 
     def note_failure(self, window: ScriptWindow, norm: Tensor | None) -> None:
         """Remember an evaluation that has failed, with a copy of what it was made with."""
@@ -93,6 +102,24 @@ class OpenUpdate:
             copy.restore()
 
 
+class Returned:
+    """What a closure hands on: ``result``, of the last micro-batch of a window."""
+
+    def __init__(self, window: ScriptWindow, result: Any) -> None:
+        last = window.micros[-1] if window.micros else None
+        self._micro = last if isinstance(last, TapedMicro) and last.returns(result) else None
+        self._result = result
+
+    @property
+    def can_be_made(self) -> bool:
+        """Whether it could be made again with the window."""
+        return self._micro is not None or self._result is None
+
+    def anew(self) -> Any:
+        """Return it as the window has it that was made anew."""
+        return self._result if self._micro is None else self._micro.made_again(self._result)
+
+
 class Closures:
     """Keeps copies of what updates with a closure change, where an optimizer needs them.
 
@@ -107,7 +134,8 @@ class Closures:
 
     def begin(self, update: OpenUpdate, *, may_leave_out: bool) -> None:
         """Copy what an update will change, where that is needed. No synchronisation."""
-        if self._moves.get(update.optimizer, True):
+        update.is_known = not self._moves.get(update.optimizer, True)
+        if not update.is_known:
             if may_leave_out:
                 _copy(update, _trainable(update.optimizer))
                 update.places = [(p, p.data) for p in held_by(update.optimizer)]

@@ -20,7 +20,7 @@ from nanstop.hosts.ending import Ending
 from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.loop.moved_weights import has_moved
 from nanstop.hosts.loop.step import UnseenMicro
-from nanstop.hosts.script.closures import OpenUpdate
+from nanstop.hosts.script.closures import OpenUpdate, Returned
 from nanstop.hosts.script.refusals import Refusals
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import INSIDE, Steps, is_of_weights
@@ -109,11 +109,9 @@ class Judge:
         session = self.controller.session
         return session is None or session.may_leave_out
 
-    def evaluation(self, update: OpenUpdate, norm: Tensor | None) -> None:
-        """Judge what an update's closure has made, or keep it for the end of the update.
-
-        The result of the closure is out by then: a window made anew would not match it. Errors:
-        ``TrainingStopped``.
+    def evaluation(self, update: OpenUpdate, norm: Tensor | None, result: Any) -> Any:
+        """Judge what an update's closure has made, or keep it for the end of the update; return
+        its ``result``, made again where the window is. Errors: ``TrainingStopped``.
         """
         window, optimizer = self._state.window, update.optimizer
         if update.waits:
@@ -121,13 +119,15 @@ class Judge:
                 if window.is_bad(norm, held_by(optimizer)):
                     update.note_failure(window, norm)
         if update.failed is not None:
-            return
+            return result
         window.is_past = update.moved and not update.copies
+        may = (returned := Returned(window, result)).can_be_made and update.is_only
         try:
-            self.judge(held_by(optimizer), norm, optimizer, can_redo=False)
+            ending = self.judge(held_by(optimizer), norm, optimizer, can_redo=may)
         except TrainingStopped:
             update.put_back()
             raise
+        return returned.anew() if ending.redone else result
 
     def updated(self, update: OpenUpdate) -> None:
         """Judge the evaluation of an update's closure that has failed, with the weights that it

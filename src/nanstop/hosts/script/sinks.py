@@ -312,7 +312,7 @@ class Sinks:
         window.note("closure")
         # It may be evaluated for its value alone.
         if update.failed is None and (torch.is_grad_enabled() or not window.closed):
-            self._judge.evaluation(update, norm_here(parameters))
+            result = self._judge.evaluation(update, norm_here(parameters), result)
         if window.vetoed:
             update.held.take(parameters)
         window.closed = True

@@ -384,10 +384,12 @@ class Tape(PassingMode):
         # A container of another class is kept whole, unless results of the tape are in it.
         return HISTORY if any(t.grad_fn is not None for t in tensors(value)) else value
 
-    def needed(self, **how: bool) -> list[TapedCall]:
-        """Return, in order, the calls that the losses depend on; ``how``: see ``calls_for``."""
+    def needed(self, *also: int, **how: bool) -> list[TapedCall]:
+        """Return, in order, the calls that the losses and the slots ``also`` depend on; ``how``:
+        see ``calls_for``.
+        """
         first, given = self._first_of_model or 0, self._delivered
-        ends = (*self.losses, *self.asked)
+        ends = (*self.losses, *self.asked, *also)
         return calls_for(ends, self.calls, first, delivered=given, **how)
 
     def stop_for_call(self) -> bool:

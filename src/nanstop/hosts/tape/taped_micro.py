@@ -58,6 +58,8 @@ class TapedMicro:
         self._asked: dict[int, Tensor] = {}
         self._gives: list[tuple[Tensor, int]] = []
         self._variables: dict[int, str] | None = None
+        self._result: int | None = None
+        self._made: Tensor | None = None
 
     def closed(self, raw: Sequence[Tensor]) -> None:
         """Note that ``backward`` was called for these raw (unscaled) losses."""
@@ -72,6 +74,20 @@ class TapedMicro:
             slot = self.tape.slot(tensor)
             if slot is not None:
                 self._asked[slot] = tensor.detach()
+
+    def returns(self, result: Any) -> bool:
+        """Note what the script has made of this micro-batch and hands on, from a closure; return
+        whether it can be made again: it is one number, that was made before the backward.
+        """
+        is_one = isinstance(result, Tensor) and result.numel() == 1
+        self._result = self.tape.slot(result) if is_one else None
+        return self._result is not None
+
+    def made_again(self, result: Tensor) -> Tensor:
+        """Return a ``result`` as the last run made it, 0 where there was none: all of its samples
+        were left out.
+        """
+        return torch.zeros_like(result) if self._made is None else self._made
 
     @property
     def hooks(self) -> list[SavedHooks]:
@@ -264,10 +280,12 @@ class TapedMicro:
     def rerun(self, batch: Batch | None) -> Tensor:
         replaced = self._replaced(batch)
         values: dict[int, Tensor] = {}
-        needed = self.tape.needed(anew=self.is_anew)
+        also = () if self._result is None else (self._result,)
+        needed = self.tape.needed(*also, anew=self.is_anew)
         with _put_back(needed):
             for call in needed:
                 call.play(values, replaced, hooked=self.is_hooked)
+        self._made = values[also[0]].detach() if also else None
         for leaf, slot in self._gives:
             gradient = values[slot].detach()
             leaf.grad = gradient.clone() if leaf.grad is None else leaf.grad + gradient

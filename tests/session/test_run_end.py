@@ -1,6 +1,7 @@
 """What is said of a run that remedies were in force in is true at its end."""
 
 import math
+import platform
 import shlex
 from dataclasses import replace
 
@@ -12,8 +13,10 @@ from fnstep import FnStep
 from incident_records import AT, report
 from nanstop.decide.policy import Policy
 from nanstop.records import Atom, Diagnosis
+from nanstop.report.announce import short
 from nanstop.report.text.run_end import RunEnd, end_line, said_again
 from nanstop.report.text.runs import totals
+from nanstop.session.run_end import folders_of
 from nanstop.session.session import Session
 from nanstop.store.incidents import Store
 from nanstop.store.summary import Summary, summary_row
@@ -108,7 +111,7 @@ def test_what_was_met_lost_left_out_and_kept_finite_is_said_in_one_line():
         redone=[(FORM,), (FORM,), (ISLAND,)],
         kept=(ISLAND,),
         ended="ended early",
-        folder=".nanstop",
+        folders=[("", ".nanstop")],
     )
     assert line == (
         "60 updates of several optimizers watched, 2 incidents (NS501, NS201, 30 times) and "
@@ -121,9 +124,31 @@ def test_what_was_met_lost_left_out_and_kept_finite_is_said_in_one_line():
 
 
 def test_a_folder_is_said_as_it_is_typed():
-    line = ended(steps={1: 3}, failures={"0000": 1}, codes=("NS204",), folder="my runs/it's")
+    line = ended(
+        steps={1: 3}, failures={"0000": 1}, codes=("NS204",), folders=[("", "my runs/it's")]
+    )
     command = line.partition("details: ")[2].strip("`")
     assert shlex.split(command) == ["nanstop", "report", "my runs/it's"]
+
+
+def test_where_another_rank_keeps_its_incidents_is_said():
+    line = ended(steps={1: 3}, failures={"0000": 1}, folders=[("", "out"), ("node2", "/there")])
+    assert line.endswith("details: `nanstop report out`; details on node2: `nanstop report /there`")
+
+
+@pytest.mark.parametrize("machine", ["", "another"])
+def test_an_incident_that_is_not_in_the_own_folder_is_where_its_rank_keeps_it(tmp_path, machine):
+    there, shared, met = Store(tmp_path / "there"), Store(tmp_path / "shared"), report()
+    for store in (there, shared):
+        store.open_incident()
+        store.write_report(met)
+    name = met.incident.id
+    kept_in = f"{machine or platform.node()}:{there.folder}"
+    end = RunEnd(failures={name: 1}, kept_in={name: kept_in})
+    found = folders_of(end, [met], Store(tmp_path / "here"))
+    assert found == [(machine, str(there.folder) if machine else short(there.folder))]
+    for own in (there, shared):
+        assert folders_of(end, [met], own) == [("", short(own.folder))]
 
 
 def test_a_run_that_lost_every_update_says_that_nothing_was_trained():

@@ -203,7 +203,7 @@ def test_an_investigation_has_no_effect_and_its_records_get_their_id_at_the_end(
     end = Failures(run).met(step, alarm(signal), rewind=None, can_skip=True)
     assert list(tmp_path.iterdir()) == []
     assert (end.is_new, end.action.kind, end.action.proof) == (True, "redo", "")
-    report = end.named("0007").report
+    report = end.named("0007", tmp_path / "0007").report
     ids = [report.incident.id, report.replay.incident, report.proof.incident]
     assert [*ids, report.audit[0].incident, report.audit[0].action.proof] == ["0007"] * 5
 

@@ -1,12 +1,20 @@
-"""Whether a run that remedies were in force in is finite at its end."""
+"""Whether a run that remedies were in force in is finite at its end, and where to look."""
 
 from __future__ import annotations
 
 import math
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from nanstop.errors import NanstopError
 from nanstop.numerics.tensors import is_inexact, nonfinite
+from nanstop.records import Report, codec
 from nanstop.replay.step import ModelView, trainable_of
+from nanstop.report.announce import short
+from nanstop.report.text.run_end import RunEnd
 from nanstop.session.history import History
+from nanstop.store.incidents import Store, load_report
 
 _LAST = 3
 """Losses at the end of a run that are looked at."""
@@ -30,3 +38,33 @@ def _not_finite(view: ModelView, series: History) -> tuple[str, ...]:
     losses = next((one.values for one in series.recent() if one.name == "loss_raw"), ())
     bad = not all(map(math.isfinite, losses[-_LAST:]))
     return (*nonfinite(weights), *nonfinite(state), *(("loss",) if bad else ()))
+
+
+def folders_of(end: RunEnd, met: Sequence[Report], store: Store) -> list[tuple[str, str]]:
+    """Return where to look for what a run has ``met`` and found, as ``RunEnd`` says it: a rank that
+    has looked into a failure of all may have a folder that is not this one's.
+    """
+    own = store.folder.absolute()
+    places = {one.incident.id: _place(one, end.kept_in, store) for one in met}
+    others = [one for one in dict.fromkeys(places.values()) if one is not None]
+    has_own = end.findings or None in places.values() or len(end.failures) > len(met)
+    here = [("", short(own))] if has_own or not others else []
+    return here + [(machine, path if machine else short(Path(path))) for machine, path in others]
+
+
+def _place(report: Report, kept_in: Mapping[str, str], store: Store) -> tuple[str, str] | None:
+    """Return the machine, "" for this one, and the folder where another rank keeps an incident;
+    None: it is in the store.
+    """
+    machine, _, folder = kept_in.get(report.incident.id, "").partition(":")
+    if not folder or folder == str(store.folder.absolute()) or _has(store, report):
+        return None
+    return ("" if machine == platform.node() else machine), folder
+
+
+def _has(store: Store, report: Report) -> bool:
+    try:
+        there = load_report(store.folder / report.incident.id).incident
+    except NanstopError:
+        return False
+    return codec.to_json(there) == codec.to_json(report.incident)  # a NaN is not itself

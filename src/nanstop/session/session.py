@@ -38,6 +38,7 @@ from nanstop.session.findings import Findings, is_incident
 from nanstop.session.history import WHOLE, History
 from nanstop.session.looks import Looks
 from nanstop.session.machine import command, environment
+from nanstop.session.run_end import folders_of, not_finite
 from nanstop.session.shown_text import ids_as_text
 from nanstop.session.telling.live import Live
 from nanstop.session.watched_run import WatchedRun
@@ -159,7 +160,7 @@ class Session(WatchedRun):
         return self._concluded(end) if end is not None else Decision(kind="proceed")
 
     def _named(self, end: Conclusion) -> Conclusion:
-        return end if end.report.incident.id else end.named(self.store.open_incident()[0])
+        return end if end.report.incident.id else end.named(*self.store.open_incident())
 
     def _met_failures(self) -> Failures | None:
         self._looks.drop()
@@ -178,7 +179,7 @@ class Session(WatchedRun):
         """
         incident, action = end.report.incident.id, end.action
         self._keep(end.report, end.key)
-        times = self._end.failures[incident] = self._end.failures.get(incident, 0) + 1
+        times = self._end.came(incident, end.kept_in)
         if end.interrupt is not None:
             raise end.interrupt
         if end.like_the_last:
@@ -344,12 +345,10 @@ class Session(WatchedRun):
     def _told_at_end(self, in_force: tuple[Atom, ...]) -> RunEnd:
         end, met = self._end, [r for r in self.reports if r.incident.id in self._end.failures]
         end.met(met, self.store.merged.incidents if is_first() else ())
-        end.findings, end.folder = self.findings, short(self.store.folder)
+        end.findings, end.folders = self.findings, folders_of(end, met, self.store)
         end.lost = self._failures.lost if self._failures is not None else {}
         end.ended = {0: "", STOPPED: "then stopped"}.get(self._exit or 0, "ended early")
         if in_force and self._exit == 0:
-            from nanstop.session.run_end import not_finite
-
             end.kept, end.not_finite = in_force, not_finite(self.view, self.series)
             end.needed = self._saves.at_the_end() if self._saves is not None else ""
         return end

@@ -258,6 +258,7 @@ def test_a_folder_that_ranks_do_not_share(tmp_path):
     results, told = together(tmp_path / "ranks", "loop", "elsewhere", **ALLOWED)
     assert results[0]["digest"] == results[1]["digest"]
     assert "full record elsewhere/0000/report.json" in told
+    assert "details: `nanstop report elsewhere`" in told
     load_summary(tmp_path / "ranks" / "out" / "summary.json")
     (row,) = load_summary(tmp_path / "ranks" / "elsewhere" / "summary.json").incidents
     assert (row.code, row.rank, row.action) == ("NS501", 1, "quarantine")

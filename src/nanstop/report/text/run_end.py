@@ -26,7 +26,9 @@ class RunEnd:
     micro-batches that were left out. ``redone``: the remedies under which steps were run again,
     once for each. ``kept``: remedies that were in force at its end, and what was not finite then
     (None where that could not be looked at); ``needed``: what is to be said of saved models then.
-    ``ended``: how, where it did not come to its own end. ``folder``: where its incidents are.
+    ``ended``: how, where it did not come to its own end. ``kept_in``: where each incident is, by
+    its id, as "machine:folder"; ``folders``: where to look, each with the name of its machine, ""
+    for this one.
     """
 
     steps: dict[int, int] = field(default_factory=dict[int, int])
@@ -41,7 +43,17 @@ class RunEnd:
     not_finite: tuple[str, ...] | None = ()
     needed: str = ""
     ended: str = ""
-    folder: str = ""
+    kept_in: dict[str, str] = field(default_factory=dict[str, str])
+    folders: Sequence[tuple[str, str]] = ()
+
+    def came(self, incident: str, kept_in: str) -> int:
+        """Note that an incident came, and where it is kept if that is said now; return how often it
+        has come.
+        """
+        if kept_in:
+            self.kept_in[incident] = kept_in
+        self.failures[incident] = self.failures.get(incident, 0) + 1
+        return self.failures[incident]
 
     def seen(self, optimizer: int) -> None:
         """Note an update of an optimizer, applied or skipped."""
@@ -69,9 +81,15 @@ def end_line(run: RunEnd) -> str:
     if run.ended:
         said.append(run.ended)
     kept = [_kept(run)] if run.kept else []
-    has_details = run.folder and (run.failures or run.findings)
-    details = [f"details: `nanstop report {typed(run.folder)}`"] if has_details else []
+    details = map(_details, run.folders if run.failures or run.findings else ())
     return "; ".join([*_untrained(run), ", ".join(said), *_redone(run), *kept, *details])
+
+
+def _details(folder: tuple[str, str]) -> str:
+    machine, path = folder
+    if machine:
+        return f"details on {machine}: `nanstop report {typed(path)}`"
+    return f"details: `nanstop report {typed(path)}`"
 
 
 def _watched(run: RunEnd) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from nanstop.decide.policy import PolicyState
@@ -18,7 +20,8 @@ class Conclusion:
     """What a failure comes to: its report, whose last entry says what to do, to be kept under
     ``key``.
 
-    A new one has no id until it is ``named``. ``atoms``: remedies by micro-batch of a window that
+    A new one has no id until it is ``named``; ``kept_in``: the machine and the folder that it is
+    kept in then, as "machine:folder". ``atoms``: remedies by micro-batch of a window that
     is redone, of this rank. ``like_the_last``: it was folded unseen into one that was left alone.
     ``interrupt``: to be raised once it is written down. ``state``: what the policy remembers by
     now; ``optimizer``: the number that stands in it for the one that failed.
@@ -28,6 +31,7 @@ class Conclusion:
     key: FailureKey
     state: PolicyState
     optimizer: int = 0
+    kept_in: str = ""
     atoms: Mapping[int, tuple[Atom, ...]] = field(default_factory=dict[int, tuple[Atom, ...]])
     like_the_last: bool = False
     is_new: bool = False
@@ -37,14 +41,15 @@ class Conclusion:
     def action(self) -> Action:
         return self.report.audit[-1].action
 
-    def named(self, incident: str) -> Conclusion:
+    def named(self, incident: str, folder: Path) -> Conclusion:
         """Return the same conclusion with this incident id in the report, the action and the
-        proof.
+        proof. ``folder``: that of the incident.
         """
         report, action = self.report, self.action
         action = replace(action, proof=incident if action.proof is not None else None)
         return replace(
             self,
+            kept_in=f"{platform.node()}:{folder.parent.absolute()}",
             report=replace(
                 report,
                 incident=replace(report.incident, id=incident),
@@ -67,6 +72,7 @@ class _Told:
     key: FailureKey
     state: PolicyState
     optimizer: int
+    kept_in: str
     like_the_last: bool
     is_new: bool
 

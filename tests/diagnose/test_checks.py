@@ -1169,10 +1169,17 @@ def test_a_nan_that_no_op_made_is_looked_for_outside_torch():
 
 
 def test_float32_runs_are_not_offered_float32():
-    found = diagnose(evidence(), "incident")[0]
+    replay = Replay(incident="1", fidelity="bitwise", runs=2)
+    found = diagnose(evidence(replay=replay), "incident")[0]
     assert (found.code, found.remedies) == ("NS000", ())
-    autocast = diagnose(evidence(facts=RunFacts(autocast="bfloat16")), "incident")[0]
+    facts = RunFacts(autocast="bfloat16")
+    autocast = diagnose(evidence(facts=facts, replay=replay), "incident")[0]
     assert autocast.remedies == ((Atom(remedy="fp32_logits"),),)
+
+
+def test_a_guess_that_cannot_be_tried_is_not_offered():
+    found = diagnose(evidence(facts=RunFacts(autocast="float16")), "incident")[0]
+    assert (found.code, found.remedies) == ("NS000", ())
 
 
 def test_labels_that_are_ignored_are_no_ids():

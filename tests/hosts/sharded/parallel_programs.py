@@ -1,6 +1,7 @@
 """Trainings whose weights lie on several ranks that compute together: tensor parallelism."""
 
 import hashlib
+import itertools
 import json
 import os
 import sys
@@ -43,10 +44,27 @@ def plan_of_transformers():
     return net, lambda step: net(input_ids=ids[step], labels=ids[step]).loss
 
 
+def spoiled(net, fault):
+    """Have rank 1's part of what a middle layer makes hold a NaN, in step 3."""
+    layer = net[2] if isinstance(net, nn.Sequential) else net.model.layers[1].mlp.down_proj
+    met = itertools.count()
+
+    def hook(_module, _given, made):
+        if next(met) == 3 and RANK == 1 and fault == "part":
+            part = getattr(made, "_local_tensor", made)
+            made = made.clone() if part is made else made
+            getattr(made, "_local_tensor", made).detach().view(-1)[0] = float("nan")
+        return made
+
+    layer.register_forward_hook(hook)
+
+
 def main(kind, fault):
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     net, loss_of = {"layers": layers, "transformers": plan_of_transformers}[kind]()
+    if fault == "part":
+        spoiled(net, fault)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, foreach=False)
     losses = []
     for step in range(8):

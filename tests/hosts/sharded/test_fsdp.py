@@ -86,6 +86,7 @@ def test_more_ranks(tmp_path, world, fault, accumulate):
     assert_alike(results, reference)
     (row,), _ = incidents(tmp_path / "ranks")
     assert (row["code"], row["module"], row["action"]) == ("NS501", "first", "quarantine")
+    assert row["rank"] == 29 // 4 % world
 
 
 @pytest.mark.slow

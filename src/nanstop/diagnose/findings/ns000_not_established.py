@@ -20,8 +20,8 @@ identical. That is all that can be said.
 ## Fix
 1. Run the next experiment that the report names. Cost: one micro-batch or a few.
 2. Take the candidates in the order given: another attention kernel, float32 trainables, float32
-   logits and loss, bfloat16. Each is tried on the failing micro-batch only. Cost: one forward and
-   backward each.
+   logits and loss, bfloat16. Each is tried on the failing micro-batch only, and none is named where
+   that cannot be run again. Cost: one forward and backward each.
 3. Keep the incident folder: a later version may know the cause, and diagnoses old incidents anew.
    Cost: its size on disk.
 
@@ -119,6 +119,9 @@ def _next_about(event: OpEvent | None) -> str:
 
 
 def _candidates(evidence: Evidence) -> Candidates:
+    """Return what is to be tried, without any evidence for it; nothing where nothing can be."""
+    if evidence.replay is None:
+        return ()
     facts = standing(evidence)
     formats = {facts.autocast, *(group.dtype for group in facts.param_groups)}
     logits: Candidates = ((Atom(remedy="fp32_logits"),),) if formats.intersection(HALF) else ()

@@ -402,6 +402,42 @@ def test_a_score_of_an_evaluation_that_is_no_loss(tmp_path):
     assert all(isinstance(one, RunEnd) for one in news)
 
 
+INSIDE = """
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1))
+
+    def forward(self, x):
+        return self.inside(x)[:, :4] + 1e-3
+
+def validated():
+    with torch.no_grad():
+        chances = net.inside(torch.randn(6, 8) * (1e3 if BAD else 1))
+        (chances * 0 + 5).long()[:0].float().mean().item()  # an accuracy over no row
+        return READ
+
+def objective(step, x, y):
+    return F.nll_loss(net(x).log(), y)
+"""
+
+
+def test_an_evaluation_of_what_is_inside_of_the_model(tmp_path):
+    """As of `model.module`, which one rank evaluates by itself."""
+    source = HEAD + INSIDE.replace("READ", "-chances.log().mean().item()")
+    source += STEPS.replace("nn.Linear(8, 4)", "Outer()").replace("loss.item()", "validated()")
+    report = told(tmp_path, source)
+    assert (report.diagnoses[0].code, report.localization.key.phase) == ("NS207", "evaluate")
+    assert "chances.log()" in line_of(report)
+
+
+def test_a_score_of_what_is_inside_of_the_model_is_no_loss(tmp_path):
+    source = HEAD + INSIDE.replace("READ", "(chances.argmax(-1) == 9).float().log().mean().item()")
+    source += STEPS.replace("nn.Linear(8, 4)", "Outer()").replace("loss.item()", "validated()")
+    _, news = investigated(tmp_path / "script.py", source, BAD=False)
+    assert all(isinstance(one, RunEnd) for one in news)
+
+
 COMPLEX = """
 class Net(nn.Module):
     def __init__(self):

@@ -266,10 +266,13 @@ def test_a_folder_that_ranks_do_not_share(tmp_path):
 
 @pytest.mark.slow
 def test_what_one_rank_alone_comes_to_waits_for_no_other(tmp_path):
-    """An evaluation that fails on rank 0."""
+    """An evaluation that fails on rank 0, of what is wrapped."""
     plain, _ = together(tmp_path / "plain", "loop", "evaluates", watched=False)
     results, _ = together(tmp_path / "ranks", "loop", "evaluates", seconds=60)
     assert results == plain
+    (row,), (report,) = incidents(tmp_path / "ranks")
+    assert (row["code"], row["rank"], row["action"]) == ("NS501", 0, "observe")
+    assert report["incident"]["phase"] == "evaluate"
 
 
 @pytest.mark.slow

@@ -495,8 +495,9 @@ def fabric(fault, strategy="ddp"):
 
 
 def lightning(fault, *modes):
-    """Lightning's own Trainer; ``modes``: "clips", "accumulates"."""
+    """Lightning's own Trainer; ``modes``: "clips", "accumulates", "validates"."""
     import lightning as L
+    from lightning.pytorch.loggers import CSVLogger
 
     class Module(L.LightningModule):
         def __init__(self):
@@ -508,6 +509,11 @@ def lightning(fault, *modes):
             self.losses.append(loss.item())
             self.log("loss", loss)
             return loss
+
+        def validation_step(self, batch, at):
+            made = self.net(batch[0])
+            self.log("none_of_all", (made[:0] > 0).float().mean())
+            self.log("val_loss", (made - batch[1]).square().mean())
 
         def configure_optimizers(self):
             return adam(self, fault)
@@ -521,7 +527,7 @@ def lightning(fault, *modes):
         max_epochs=1,
         accelerator="cpu",
         devices=WORLD,
-        logger=False,
+        logger=CSVLogger("logs") if "validates" in modes else False,
         use_distributed_sampler=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -532,7 +538,12 @@ def lightning(fault, *modes):
     mine = [place for place in range(len(data)) if place // 4 % WORLD == RANK]
     part = torch.utils.data.Subset(data, mine)
     module = Module()
-    trainer.fit(module, torch.utils.data.DataLoader(part, batch_size=4))
+    loaders = [torch.utils.data.DataLoader(part, batch_size=4)]
+    if "validates" in modes:
+        rows_held_out = Rows("none", 8)
+        rows_held_out.x[5][2] = math.nan if fault == "held_out" and RANK == 0 else 0.0
+        loaders.append(torch.utils.data.DataLoader(rows_held_out, batch_size=4))
+    trainer.fit(module, *loaders)
     tell(module.net, module.losses)
     if WORLD > 1:
         dist.destroy_process_group()

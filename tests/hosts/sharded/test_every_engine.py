@@ -113,6 +113,20 @@ def test_data_of_one_rank_of_lightning(tmp_path, engine):
     assert report["incident"]["born_on"] == [1]
 
 
+@LIGHTNING
+@pytest.mark.slow
+def test_what_an_evaluation_of_lightning_logs_is_watched(tmp_path):
+    """A loss that is NaN on one rank; an accuracy over no row is NaN too, and no failure."""
+    engine = ("lightning", "validates")
+    plain = train(tmp_path / "plain", engine, "held_out", watched=False)
+    assert train(tmp_path / "healthy", engine, "none") == plain
+    assert incidents(tmp_path / "healthy")[0] == []
+    assert train(tmp_path / "ranks", engine, "held_out") == plain
+    (row,), (report,) = incidents(tmp_path / "ranks")
+    assert (row["code"], row["module"], row["rank"]) == ("NS501", "net.first", 0)
+    assert (report["incident"]["phase"], row["action"]) == ("evaluate", "observe")
+
+
 @pytest.mark.slow
 def test_what_one_rank_alone_receives_is_left_out_there_and_told(tmp_path):
     """The others see nothing of it: their weights have one update more, which is told, too."""

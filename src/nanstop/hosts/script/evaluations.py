@@ -52,11 +52,12 @@ class EvaluationMicro:
         self.rng: RngState = note_rng()
         self.module = noted.module
         self._noted = noted
+        with torch.inference_mode(mode=False):
+            self._args, self._kwargs = mapped(noted.args, _usual), mapped(noted.kwargs, _usual)
 
     @property
     def batch(self) -> Batch:
-        noted = self._noted
-        return dict(named_inputs(noted.module, noted.args, noted.kwargs, Tensor))
+        return dict(named_inputs(self.module, self._args, self._kwargs, Tensor))
 
     def obstacle(self) -> str:
         given = tensors((self._noted.args, self._noted.kwargs))
@@ -70,7 +71,7 @@ class EvaluationMicro:
         def entry(value: Any) -> Any:
             return replaced.get(id(value), value)
 
-        args, kwargs = mapped(noted.args, entry), mapped(noted.kwargs, entry)
+        args, kwargs = mapped(self._args, entry), mapped(self._kwargs, entry)
         noted.module.train(noted.trains)  # put back by whoever runs it
         with torch.no_grad(), in_autocast(noted.autocast):
             return _largest(tensors(noted.module(*args, **kwargs)))
@@ -114,6 +115,13 @@ class Evaluations:
         found = [EvaluationMicro(noted, number) for noted in reversed(self._noted)]
         self.clear()
         return found
+
+
+def _usual(value: Any) -> Any:
+    """Return a copy of a tensor that was made for inference, of which no graph can be made; of
+    anything else itself.
+    """
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
 def _largest(found: Iterable[Tensor]) -> Tensor:

@@ -27,13 +27,14 @@ from nanstop.hosts.script.window import (
     device_of,
     inner_module,
     models_in,
+    read_by,
 )
 from nanstop.hosts.sharded.models import Exchangers, reduces
 from nanstop.hosts.tape.given_weights import inside_transform
 from nanstop.hosts.tape.left_behind import LeftBehind
 from nanstop.hosts.tape.tape import Tape
 from nanstop.hosts.tape.tape_budget import TapeBudget
-from nanstop.hosts.tape.tape_calls import Constant, Cuts
+from nanstop.hosts.tape.tape_calls import Cuts
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.gradient_accounts import GradientAccounts
@@ -333,17 +334,8 @@ class LoopState:
         if slot is None or (micro := self.recorded_since()) is None:
             return
         micro.tape.losses, micro.loss = [slot], torch.tensor(number)
-        if modules := models_in(micro) or self._with_weights_of(micro):
+        if modules := models_in(micro) or read_by(micro, self.window.roots.values()):
             yield micro, modules
-
-    def _with_weights_of(self, micro: TapedMicro) -> list[nn.Module]:
-        """Return the models of the last window whose weights a micro-batch reads: the script has
-        called what is wrapped in what it trains by, or a part of it.
-        """
-        held = (one.tensor for call in micro.tape.needed() for one in call.held(Constant))
-        read = set(map(id, held))
-        roots = self.window.roots.values()
-        return [one for one in roots if any(id(p) in read for p in one.parameters())]
 
     def recorded_since(self) -> TapedMicro | None:
         """Return what was recorded since the last step as a micro-batch of its own."""

@@ -17,7 +17,7 @@ from nanstop.hosts.loop.step import Micro
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.sharded.engine import inside_engine
-from nanstop.hosts.tape.tape_calls import variable_names
+from nanstop.hosts.tape.tape_calls import Constant, variable_names
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.measure.followed import Line
 from nanstop.measure.loss_graph import LEAST_SCALE
@@ -356,3 +356,12 @@ def models_in(micro: TapedMicro) -> list[nn.Module]:
     """Return the models whose calls a micro-batch needs."""
     called = (call.function for call in micro.tape.needed())
     return [one for one in called if isinstance(one, nn.Module)]
+
+
+def read_by(micro: TapedMicro, models: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return those of some models of which a micro-batch reads weights: the script has called what
+    is wrapped in what it trains by, or a part of it.
+    """
+    held = (one.tensor for call in micro.tape.needed() for one in call.held(Constant))
+    read = set(map(id, held))
+    return [one for one in models if any(id(p) in read for p in one.parameters())]

@@ -4,13 +4,15 @@ whole step of training in its place, for the time of a call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from nanstop.hosts import state_diff
+from nanstop.numerics.tensors import tensors
 from nanstop.replay.undo import NOTHING, exchanged
 
 _STEPS = {
@@ -21,7 +23,7 @@ _STEPS = {
     "predict": "predict_step",
 }
 """By the stage that Lightning's Trainer is in."""
-_LOGS = ("log", "log_dict")
+_EVALUATING = frozenset({"validation_step", "test_step"})
 _OF_MODULES = frozenset(vars(nn.Module()))
 
 
@@ -29,6 +31,7 @@ _OF_MODULES = frozenset(vars(nn.Module()))
 def redirected(model: nn.Module) -> Iterator[None]:
     """Have calls of a ``model``, inside of what wraps it, come inside to what calls of the wrapper
     come to. A step of Lightning's logs nothing then, and leaves nothing in attributes of the model.
+    One of an evaluation returns what it would log of the weights, too: a loss, but no accuracy.
     """
     name = _step_of(model)
     if not name:
@@ -38,9 +41,14 @@ def redirected(model: nn.Module) -> Iterator[None]:
     forward = own.get("forward", NOTHING)  # which a step may call itself
 
     def step(*args: Any, **kwargs: Any) -> Any:
-        inside = {"forward": forward, **dict.fromkeys(_LOGS, _logs_nothing)}
+        logged: list[Any] = []
+        inside = {"forward": forward, **_logs_into(logged)}
         with state_diff.kept((own,), but=_OF_MODULES), exchanged(own, inside):
-            return getattr(model, name)(*args, **kwargs)
+            if name not in _EVALUATING:
+                return getattr(model, name)(*args, **kwargs)
+            with torch.inference_mode(mode=False), torch.enable_grad():
+                made = getattr(model, name)(*args, **kwargs)
+            return made, [one.detach() for one in logged if one.requires_grad]
 
     with exchanged(own, {"forward": step}):
         yield
@@ -57,5 +65,13 @@ def _step_of(model: nn.Module) -> str:
     return _STEPS.get(getattr(trainer.state.stage, "value", ""), "")
 
 
-def _logs_nothing(*_args: Any, **_kwargs: Any) -> None:
-    pass
+def _logs_into(logged: list[Any]) -> dict[str, Callable[..., None]]:
+    """Return what stands in for the methods by which a step logs: tensors are kept."""
+
+    def log(_name: Any, value: Any = None, *_args: Any, **_kwargs: Any) -> None:
+        logged.extend(tensors(value))
+
+    def log_dict(dictionary: Any, *_args: Any, **_kwargs: Any) -> None:
+        logged.extend(tensors(dictionary))
+
+    return {"log": log, "log_dict": log_dict}

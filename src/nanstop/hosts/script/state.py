@@ -326,9 +326,8 @@ class LoopState:
         return TapedMicro(tape, self.rng.note(), self._marks)
 
     def read_of(self, slot: int | None, number: float) -> Iterator[tuple[Micro, list[nn.Module]]]:
-        """Yield what a number that the script has read since the last step may be of, and the
-        models that were called: the evaluations, the latest first, and forget them; then what it
-        has made of them, with the number as its loss.
+        """Yield what a number that the script has read since the last step may be of, and models:
+        the evaluations, the latest first, and forget them; then its loss, of what it has made.
         """
         yield from ((one, [one.module]) for one in self.evaluations.take(number))
         if slot is None or (micro := self.recorded_since()) is None:

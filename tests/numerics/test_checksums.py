@@ -66,6 +66,7 @@ def test_layout_and_what_stands_beside_do_not():
 def test_threads_and_chunks_do_not(monkeypatch):
     monkeypatch.setattr(module, "_CHUNK", 1 << 12)
     monkeypatch.setattr(module, "_CACHED", 1000)
+    monkeypatch.setattr(module, "_MADE", 300)
     x, threads = drawn(torch.float32, 20_001), torch.get_num_threads()
     try:
         found = set()

@@ -11,6 +11,8 @@ _CHUNK = 1 << 21
 """Elements that are added up at a time: 16 MiB of integers, twice."""
 _CACHED = 1 << 18
 """Elements of these that a processor multiplies at a time."""
+_MADE = 1 << 14
+"""Numbers of places that are made at a time."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 """Of 64 bits at once, the highest in two places would cancel each other."""
 _WORD = 1 << 64
@@ -50,7 +52,10 @@ class Checksums:
 
     def all_of(self, tensors: Iterable[Tensor]) -> list[int]:
         """Return the checksum of each dense tensor. Synchronises each device once."""
-        return self.values([self.of(tensor) for tensor in tensors])
+        given = list(tensors)
+        longest_first = sorted(range(len(given)), key=lambda at: -_num_words(given[at]))
+        sums = {at: self.of(given[at]) for at in longest_first}
+        return self.values([sums[at] for at in range(len(given))])
 
     @staticmethod
     def values(sums: Sequence[Tensor]) -> list[int]:
@@ -97,16 +102,19 @@ def _weights(num: int, device: torch.device) -> Tensor:
     """Return odd numbers without a pattern, the same everywhere: ``_mixed`` of each place, which
     wraps around as integers of torch do.
     """
+    made = torch.arange(1, num + 1, dtype=torch.int64, device=device)
     first, second, third = map(_signed, _MULTIPLIERS)
-    mixed = torch.arange(1, num + 1, dtype=torch.int64, device=device) * first
-    mixed = (mixed ^ _shifted(mixed, 30)) * second
-    mixed = (mixed ^ _shifted(mixed, 27)) * third
-    return (mixed ^ _shifted(mixed, 31)) | 1
+    for part in made.split(_MADE if device.type == "cpu" else num):  # as long as it is cached
+        part.mul_(first)
+        part.bitwise_xor_(_shifted(part, 30)).mul_(second)
+        part.bitwise_xor_(_shifted(part, 27)).mul_(third)
+        part.bitwise_xor_(_shifted(part, 31)).bitwise_or_(1)
+    return made
 
 
 def _shifted(words: Tensor, by: int) -> Tensor:
     """Return words shifted to the right, zeros coming in: torch's own shift brings the sign."""
-    return (words >> by) & ((1 << (64 - by)) - 1)
+    return (words >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 
 def _mixed(number: int) -> int:

@@ -72,6 +72,7 @@ def test_what_a_rollout_refuses_is_an_incident_of_its_own_line(refused, tmp_path
     assert (report.incident.at.step, not end.lost) == (LAST, True)
 
 
+# Whatever was compiled before in this process has switched the check of distributions off.
 POLICY = """
 def act(step, scores):
     return torch.distributions.Normal(scores[:, :1], 1.0).sample()
@@ -85,9 +86,10 @@ def train():
         SCOPE:
             mean = net(seen)[:, :2]
             mean = SCALED
-            policy = torch.distributions.Normal(mean, 1.0)
+            policy = torch.distributions.Normal(mean, 1.0, validate_args=True)
             action = policy.sample()
-        loss = -(torch.distributions.Normal(net(seen)[:, :2], 1.0).log_prob(action)).mean()
+        again = torch.distributions.Normal(net(seen)[:, :2], 1.0, validate_args=True)
+        loss = -again.log_prob(action).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -65,12 +65,12 @@ class Delivery:
 class DataRows:
     """The last batches of the loaders that are followed. ``data``: what rows are said to be of.
 
-    ``on_delivery`` is told of the tensors of each batch.
+    ``on_delivery`` is told of the tensors of each batch, where somebody asks for them.
     """
 
     def __init__(self, data: str) -> None:
         self.data = data
-        self.on_delivery: Callable[[Sequence[Tensor]], None] = lambda _: None
+        self.on_delivery: Callable[[Sequence[Tensor]], None] | None = None
         self._last: deque[Delivery] = deque()
         self._num_bytes = 0
         self._followed: list[weakref.ref[Any]] = []
@@ -98,7 +98,8 @@ class DataRows:
                 found = reads(itself())
             if drawn.pending:
                 given = tensors(found)
-                self.on_delivery(given)
+                if self.on_delivery is not None:
+                    self.on_delivery(given)
                 small = tuple([t.detach() for t in given if t.dim() and t.nbytes <= _MOST_BYTES])
                 rows, num_bytes = drawn.pending.popleft(), sum(map(attrgetter("nbytes"), small))
                 self._add(Delivery(rows, dataset, small, in_order, streamed, num_bytes))

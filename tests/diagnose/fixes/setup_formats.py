@@ -22,12 +22,15 @@ FIXES.test("NS000", 3, "cli/test_cli.py::test_report_diagnoses_anew")
 @FIXES.cost("NS000", 2)
 def candidates_are_in_the_order_that_is_said():
     from nanstop.diagnose.findings.ns000_not_established import check
-    from nanstop.records import ParamGroup, RunFacts
+    from nanstop.records import ParamGroup, Replay, RunFacts
 
     half = ParamGroup(dtype="float16", trainable=True, num_tensors=1, num_elements=1)
     facts = RunFacts(attention="eager", param_groups=(half,))
-    found = check(evidence(facts=facts))
+    again = Replay(incident="1", fidelity="bitwise", runs=3)
+    found, unseen = check(evidence(facts=facts, replay=again)), check(evidence(facts=facts))
     assert found is not None
+    assert unseen is not None
+    assert not unseen.remedies
     names = dict.fromkeys(atoms[0].remedy for atoms in found.remedies)
     return list(names) == ["attention", "fp32_trainables", "fp32_logits", "bf16"]
 

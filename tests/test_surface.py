@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "b8c6256b0b75c83c")
+REPORT_FORM = (1, "778475d689237f60")
 
 
 def test_names():

@@ -121,6 +121,23 @@ def test_forms_of_two_lines_are_found_one_after_the_other():
     assert len({atom.target for atom in atoms}) == 2
 
 
+def of_a_mixture(v, b):
+    z = v / b["z"]
+    log = -0.5 * z * z - b["z"].abs().log()
+    return -log.logsumexp(-1).mean()
+
+
+def of_one_density(given):
+    given["z"][1, :3] = 0.0
+
+
+def test_an_infinity_that_the_loss_leaves_out_has_a_form_where_it_is_made():
+    watch, _ = investigated(of_a_mixture, of_one_density)
+    (incident,) = watch.incidents
+    assert incident.proof.verdict == "proven"
+    assert len({atom.target for atom in incident.proof.minimal}) == 2
+
+
 def of_two_operations(v, b):
     spread = (v * b["z"]).square().sum(-1, keepdim=True)
     scaled = b["z"] / spread

@@ -92,6 +92,27 @@ def test_a_logarithm_of_ids_that_reaches_the_loss_is_no_mask():
     assert found(nn.Linear(8, 8), loss_fn, x=x, ids=ids, open=torch.tensor(1)) is None
 
 
+def spread_apart(model, batch):
+    z = model(batch["x"]) / batch["spread"]
+    squares = z * z
+    return torch.where(batch["spread"] > 0, squares, 0.0).mean()
+
+
+def spread_at_once(model, batch):
+    z = model(batch["x"])
+    return torch.where(batch["spread"] > 0, (z / batch["spread"]).square(), 0.0).mean()
+
+
+def test_an_infinity_that_the_loss_leaves_out_is_born_where_it_was_made():
+    """Its square's derivative is the first that is NaN. On a line of its own it is that trap."""
+    batch = {"x": torch.randn(4, 8), "spread": torch.tensor([1.0, 0.0] * 4)}
+    place = found(nn.Linear(8, 8), spread_apart, **batch)
+    assert (place.key.op, place.key.phase) == ("aten.div.Tensor", "loss")
+    assert place.first_bad.source.text.startswith("z = model")
+    place = found(nn.Linear(8, 8), spread_at_once, **batch)
+    assert (place.key.phase, place.first_bad.forward_op[:9]) == ("backward", "aten.pow.")
+
+
 def test_values_that_the_program_itself_refuses():
     """No op raises: torch.distributions looks at what it is given, and so do checks of one's
     own.

@@ -1,5 +1,6 @@
-"""Whether gradients are clipped before there are any: the call comes ahead of the backward, returns
-0 each time, and every update takes what nobody has clipped.
+"""Whether gradients are clipped when there are none to come to the update: ahead of the backward,
+where the call returns 0 each time, or after the update, where they are emptied next. Every update
+takes what nobody has clipped.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ MOST_CALLS = 64
 
 @dataclass(slots=True)
 class _Call:
-    """A call since the last update. ``is_empty``: whether there was nothing to clip."""
+    """A call since the last update. ``is_empty``: whether there was nothing to clip. ``is_late``: it
+    comes ahead of any backward since that update. ``is_lost``: what it has clipped was emptied.
+    """
 
     parameters: Sequence[Tensor]
     limit: float
     line: Line
     is_empty: bool
+    is_late: bool
+    is_lost: bool = False
 
 
 class EmptyClips:
@@ -42,15 +47,28 @@ class EmptyClips:
         self._calls: list[_Call] = []
         self._is_over = False
 
-    def clipped(self, parameters: Sequence[Tensor], limit: float, line: Callable[[], Line]) -> None:
-        """Note what is about to be clipped, and the line that clips it. Reads gradients, which
-        synchronises, in the first updates alone.
+    def clipped(
+        self,
+        parameters: Sequence[Tensor],
+        limit: float,
+        line: Callable[[], Line],
+        *,
+        is_late: bool = False,
+    ) -> None:
+        """Note what is about to be clipped, and the line that clips it; ``is_late``: no backward has
+        come since the last update. Reads gradients, which synchronises, in the first updates alone.
         """
         if self._is_over or len(self._calls) >= MOST_CALLS or not math.isfinite(limit):
             return
-        present = gradients_held(parameters)
-        is_empty = not any(one.is_sparse or bool(one.any()) for one in present)
-        self._calls.append(_Call(parameters, limit, line(), is_empty))
+        self._calls.append(_Call(parameters, limit, line(), _are_empty(parameters), is_late))
+
+    def emptied(self) -> None:
+        """Note that gradients may have been emptied. Reads those that were clipped after an update,
+        which synchronises, in the first updates alone.
+        """
+        for call in self._calls:
+            if call.is_late and not call.is_empty:
+                call.is_lost = call.is_lost or _are_empty(call.parameters)
 
     def updating(self, optimizer: Optimizer) -> ClippingFacts | None:
         """Return what an optimizer's first updates have shown, once. Synchronises the device where
@@ -59,8 +77,10 @@ class EmptyClips:
         if self._is_over:
             return None
         calls, self._calls = self._calls, []
-        number = self._num.get(optimizer, 0)
-        if number < MOST:
+        is_first, number = optimizer not in self._num, self._num.get(optimizer, 0)
+        if is_first and not calls:  # it may be clipped for afterwards
+            self._num[optimizer] = 0
+        elif number < MOST:
             self._num[optimizer] = number = number + 1 if self._is_bare(optimizer, calls) else MOST
         self._is_over = all(num >= MOST for num in self._num.values())
         if not LEAST <= number < MOST:
@@ -72,13 +92,22 @@ class EmptyClips:
             return None
         self._is_over = True
         return ClippingFacts(
-            num_updates=number, limit=limit, norm=float(norm), at=source_line(calls[-1].line)
+            num_updates=number,
+            limit=limit,
+            norm=float(norm),
+            is_late=any(one.is_lost for one in calls),
+            at=source_line(calls[-1].line),
         )
 
     def _is_bare(self, optimizer: Optimizer, calls: Sequence[_Call]) -> bool:
         """Return whether what this update takes was to be clipped, and each time there was nothing
-        yet.
+        yet, or only what the last one had taken.
         """
         taken = {id(p) for p in held_by(optimizer) if p.grad is not None}
         mine = [one for one in calls if not taken.isdisjoint(map(id, one.parameters))]
-        return bool(mine) and all(one.is_empty for one in mine)
+        return bool(mine) and all(one.is_empty or one.is_lost for one in mine)
+
+
+def _are_empty(parameters: Sequence[Tensor]) -> bool:
+    present = gradients_held(parameters)
+    return not any(one.is_sparse or bool(one.any()) for one in present)

@@ -96,13 +96,14 @@ class RateFacts:
 @record
 class ClippingFacts:
     """The first ``num_updates`` updates, ahead of each of which gradients were clipped to ``limit``
-    when there were none. ``norm``: of those that the last of them took. ``at``: the line that
-    clips.
+    when there were none, or (``is_late``) after the one before had taken them. ``norm``: of those
+    that the last of them took. ``at``: the line that clips.
     """
 
     num_updates: int
     limit: float
     norm: float
+    is_late: bool = False
     at: SourceLine | None = None
 
 

@@ -83,6 +83,20 @@ FAULTS = {
         loss_of(x).backward()
         opt.step()
         """)),
+    "clipped after the update": ("NS112", "nn.utils.clip_grad_norm_(weights, 1e-3)", loop("""
+        opt.zero_grad()
+        loss_of(x).backward()
+        opt.step()
+        nn.utils.clip_grad_norm_(weights, 1e-3)
+        """)),
+    "scaled, clipped after the update": (
+        "NS112", "nn.utils.clip_grad_norm_(net.parameters(), 1e-3)", loop("""
+        scaler.scale(loss_of(x)).backward()
+        scaler.step(opt)
+        scaler.update()
+        nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+        net.zero_grad(set_to_none=False)
+        """)),
     "divided by accelerate, never summed": ("NS117", "accelerator.backward(loss_of(x))", loop("""
         accelerator.backward(loss_of(x))
         opt.step()
@@ -376,6 +390,18 @@ HEALTHY = {
         nn.utils.clip_grad_norm_(weights, 100.0)
         loss_of(x).backward()
         opt.step()
+        """),
+    "what goes on being summed is clipped after the update": loop("""
+        loss_of(x).backward()
+        opt.step()
+        nn.utils.clip_grad_norm_(weights, 1e-3)
+        """, num_updates=3),
+    "clipped after the update as well": loop("""
+        opt.zero_grad()
+        loss_of(x).backward()
+        nn.utils.clip_grad_norm_(weights, 0.1)
+        opt.step()
+        nn.utils.clip_grad_norm_(weights, 0.1)
         """),
     "an idle clip and another": loop("""
         opt.zero_grad()

@@ -27,6 +27,7 @@ WITH_BAD_DATA = (
     "dawdles",
     "views",
     "policies",
+    "clocks",
     "versions",
     "elsewhere",
     "gathers",
@@ -272,6 +273,9 @@ def be_unlike(fault):
     os.environ.update(others.get(fault, {}))
     if fault == "versions":
         pretend_another_version()
+    if fault == "clocks":
+        known = time.time
+        time.time = lambda: known() - 86400.0
 
 
 def come_late(at):

@@ -5,6 +5,7 @@ and one of them has looked into it.
 import math
 import random
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,16 @@ def test_ranks_with_different_versions_each_leave_out_what_is_bad_for_all(tmp_pa
     assert {row["action"] for row in rows} == {"skip"}
     assert results[0]["digest"] == results[1]["digest"]
     assert math.isfinite(results[0]["loss"])
+
+
+@pytest.mark.slow
+def test_clocks_that_are_a_day_apart(tmp_path):
+    """The time of a failure is that of the rank it was born on; nobody waits by it."""
+    results, _ = together(tmp_path / "ranks", "loop", "clocks", **ALLOWED)
+    assert results[0]["digest"] == results[1]["digest"]
+    (row,), (report,) = incidents(tmp_path / "ranks")
+    assert (row["code"], row["rank"], row["action"]) == ("NS501", 1, "quarantine")
+    assert 86000 < time.time() - report["time"] < 87400
 
 
 @pytest.mark.slow

@@ -117,7 +117,8 @@ class Sinks:
         if not self._state.idle:
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        self._empty_clips.clipped(parameters, float(max_norm), user_line)
+        is_late = self._state.window.closed
+        self._empty_clips.clipped(parameters, float(max_norm), user_line, is_late=is_late)
         self._take_asked(lambda: parameters)
         if not self._state.window.micros or self._state.window.closed:
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
@@ -163,6 +164,7 @@ class Sinks:
         if self._state.accounts.is_looking:
             self._state.account(self._state.accounts.wrote, user_line())
         if self._state.idle:
+            self._empty_clips.emptied()
             self._state.window.forget_cleared()
 
     def unscale(self, original: Any, scaler: Any, optimizer: Optimizer) -> None:

@@ -1,14 +1,16 @@
-"""Gradients are clipped while they are still scaled, or before there are any, or float16 computes
-without a loss scale.
+"""Gradients are clipped while they are still scaled, before there are any, or after the update; or
+float16 computes without a loss scale.
 
 ## What happened
 The loop multiplies its loss by a loss scale and clips the gradients before `scaler.unscale_`; or it
 computes under float16 autocast and has no scaler; or the norm by which it clips is itself kept in
 float16. Nothing fails: training is slower, or stands still, than the numbers in the script say.
 Where the call stands ahead of `loss.backward()`, between `zero_grad()` and it, there is nothing to
-clip: it returns 0 each time, and no update is clipped. Where `optimizer.step()` is called in place
-of `scaler.step(optimizer)`, the scale stays on the gradients: SGD runs away within a few steps. So
-it does where a script scales by hand, `(loss * 1024).backward()`, and divides nothing afterwards.
+clip: it returns 0 each time, and no update is clipped. Nor is any where the call stands behind
+`optimizer.step()`, and `zero_grad()` throws away what it has clipped. Where `optimizer.step()` is
+called in place of `scaler.step(optimizer)`, the scale stays on the gradients: SGD runs away within
+a few steps. So it does where a script scales by hand, `(loss * 1024).backward()`, and divides
+nothing afterwards.
 
 ## Why it happens
 With a scale of 65536 every gradient, and their norm, is 65536 times too large. Clipped to 1.0 they
@@ -242,6 +244,14 @@ def _clipped_before(facts: RunFacts) -> Reason | None:
     clipping = facts.clipping
     if clipping is None:
         return None
+    if clipping.is_late:
+        cause = (
+            f"ahead of each of the first {clipping.num_updates} updates gradients were clipped to "
+            f"{number(clipping.limit)} after the one before had taken them, and then emptied; the "
+            f"last of them took a norm of {number(clipping.norm)}"
+        )
+        title = "gradients are clipped after the update"
+        return Reason("certain", title, cause, "clip, then optimizer.step()")
     cause = (
         f"in each of the first {clipping.num_updates} updates there was no gradient yet when they "
         f"were clipped to {number(clipping.limit)}, and the last of them took a norm of "

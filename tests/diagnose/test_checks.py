@@ -72,6 +72,7 @@ from nanstop.records import (
     StepLength,
     StepPerRate,
     TokenRows,
+    Trial,
 )
 from nanstop.records.facts import BY_HAND
 
@@ -1075,6 +1076,28 @@ def test_weights_that_a_decay_makes_grow_are_no_matter_of_the_learning_rate():
     assert found.remedies[0] == (Atom(remedy="weight_decay", value="0.01"),)
     (first, *_) = check("NS404", away).remedies
     assert [atom.remedy for atom in first] == ["lr"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_named"), [("not_applicable", True), ("same_failure", False)]
+)
+def test_a_decay_that_norms_hide_from_the_loss(outcome, is_named):
+    """Of an optimizer whose decay has another name no smaller one can be tried."""
+    away = training_cases.climbing(
+        (4.2,) * 8, (1.0,) * 8, training_cases.EXPLODED, odd_weights=training_cases.HEAVY
+    )
+    assert check("NS404", away) is None
+    decayed = Series(name="decayed", steps=(0, 1), values=(3.0, 3.0))
+    trials = (
+        Trial(atoms=(Atom(remedy="weight_decay", value="0"),), outcome=outcome),
+        Trial(atoms=(Atom(remedy="lr", value="0.01"),), outcome="pass", message="it is finite"),
+    )
+    grown = replace(away, series=(*away.series, decayed), trials=trials)
+    found = check("NS404", grown)
+    assert (found is not None) == is_named
+    if found is not None:
+        assert "multiplies every weight by -2 in each update" in found.cause
+        assert found.confidence == "certain"
 
 
 def test_the_schedule_that_raised_the_rate_is_named():

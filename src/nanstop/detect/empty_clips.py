@@ -26,8 +26,8 @@ MOST_CALLS = 64
 
 @dataclass(slots=True)
 class _Call:
-    """A call since the last update. ``is_empty``: whether there was nothing to clip. ``is_late``: it
-    comes ahead of any backward since that update. ``is_lost``: what it has clipped was emptied.
+    """A call since the last update. ``is_empty``: whether there was nothing to clip. ``is_late``:
+    no backward has come since that update. ``is_lost``: what it has clipped was emptied.
     """
 
     parameters: Sequence[Tensor]
@@ -55,8 +55,8 @@ class EmptyClips:
         *,
         is_late: bool = False,
     ) -> None:
-        """Note what is about to be clipped, and the line that clips it; ``is_late``: no backward has
-        come since the last update. Reads gradients, which synchronises, in the first updates alone.
+        """Note what is about to be clipped, and the line that clips it; ``is_late``: no backward
+        has come since the last update. Reads gradients, which synchronises, in the first updates.
         """
         if self._is_over or len(self._calls) >= MOST_CALLS or not math.isfinite(limit):
             return

@@ -170,8 +170,8 @@ class FailureOrigin:
         """
         real = [i for i in self._births.inf if not self._is_meant(i)]
         if "loss" not in self.reaches and not self._error:
-            # Forward ended finite: an infinity that it discarded is only the cause if its format was
-            # too narrow, or where a derivative of another line reads it.
+            # Forward ended finite: an infinity that it discarded is only the cause if its format
+            # was too narrow, or where a derivative of another line reads it.
             ops, births = self.trace.ops, (*self._births.inf, *self._births.nan)
             late = {ops[i].line for i in births if ops[i].phase in _MADE_LATE}
             read = {i for i in real if ops[i].phase in _MADE_LATE or ops[i].line not in late}

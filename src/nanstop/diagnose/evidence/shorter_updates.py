@@ -25,6 +25,12 @@ def passing(evidence: Evidence) -> Trial | None:
     return next((one for one in _trials(evidence) if one.outcome == "pass"), None)
 
 
+def was_tried(evidence: Evidence, remedy: str) -> bool:
+    """Return whether updates could be made anew under a remedy alone."""
+    mine = (one for one in _trials(evidence) if {atom.remedy for atom in one.atoms} == {remedy})
+    return any(one.outcome != "not_applicable" for one in mine)
+
+
 def made_anew(trial: Trial) -> str:
     """Return what a passing trial has shown."""
     return f"made anew with the cure below, {trial.message}"

@@ -62,7 +62,13 @@ from nanstop.diagnose.evidence.accounts import DECAYED, GROWS, update_line
 from nanstop.diagnose.evidence.candidates import Candidates
 from nanstop.diagnose.evidence.reading import first_bad, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.diagnose.evidence.shorter_updates import are_refuted, made_anew, passing, without_scale
+from nanstop.diagnose.evidence.shorter_updates import (
+    are_refuted,
+    made_anew,
+    passing,
+    was_tried,
+    without_scale,
+)
 from nanstop.frozen import frozen
 from nanstop.records import (
     FORMAT_MAX,
@@ -130,9 +136,11 @@ def check(evidence: Evidence) -> Diagnosis | None:
     loss, norm = _climbs(evidence)
     confidence = _confidence(loss, norm, wide=wide, moved=bool(weights))
     facts, shorter, decayed = standing(evidence), passing(evidence), _decayed(evidence)
-    if shorter is not None and shorter.atoms[0].remedy != DECAY:
+    if shorter is not None and shorter.atoms[0].remedy != DECAY and was_tried(evidence, DECAY):
         decayed = ""
     ended = f"overflowed {output.dtype}" if output.posinf or output.neginf else "had no value"
+    if weights and decayed:  # measured in the updates before, whatever norms hide from the loss
+        confidence = "likely"
     if confidence is None or are_refuted(evidence):
         return None
     return Diagnosis(

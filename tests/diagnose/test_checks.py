@@ -1100,6 +1100,15 @@ def test_a_decay_that_norms_hide_from_the_loss(outcome, is_named):
         assert found.confidence == "certain"
 
 
+def test_the_schedule_that_gives_no_rate_is_named():
+    source = SourceLine(file="train.py", line=8, function="f", text="s = LambdaLR(o, decay)")
+    broken = evidence(localization(event(phase="optimizer"), reaches=("w",)))
+    facts = RunFacts(optimizer=OptimizerFacts(name="AdamW", lr=math.nan), schedule_at=source)
+    found = check("NS402", replace(broken, incident=replace(broken.incident, facts=facts)))
+    assert found.where == "train.py:8"
+    assert found.lines[0] == "train.py:8  s = LambdaLR(o, decay)"
+
+
 def test_the_schedule_that_raised_the_rate_is_named():
     away = training_cases.climbing(
         training_cases.LOSSES, training_cases.GRADIENT_NORMS, training_cases.EXPLODED

@@ -114,7 +114,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         remedies=(*_remedies(facts), *rows),
         where=broken[0] if broken else "",
         usual_cure=usual,
-    )
+    ).at(facts.schedule_at if usual else None)
 
 
 def _foreseen(evidence: Evidence) -> Diagnosis | None:

@@ -122,6 +122,17 @@ def test_a_batch_that_was_moved_is_known_by_its_bytes_and_one_that_was_changed_i
     assert rows.rows_of({"input_ids": torch.full((4, 8), torch.nan)}) is None
 
 
+def of_preferences(samples):
+    ids = torch.stack([one["input_ids"] for one in samples])
+    return {"input_ids": torch.cat([ids, ids + 1]), "margin": torch.ones(len(samples))}
+
+
+def test_rows_of_two_sequences_are_known_without_an_order():
+    _, told, _ = first(DataLoader(Rows(), batch_size=4, collate_fn=of_preferences))
+    assert told.rows == (0, 1, 2, 3)
+    assert not told.in_order
+
+
 def test_a_batch_of_nan_is_known_too():
     class Bad(Rows):
         def __getitem__(self, row):

@@ -138,14 +138,17 @@ class DataRows:
         (delivery, met), starts = found[-1], ()
         if not delivery.rows:
             return None
-        if met.shape[0] != len(delivery.rows):
+        num_rows, in_order = len(delivery.rows), delivery.in_order
+        if met.shape[0] == 1 and num_rows > 1:
             starts = _starts(batch)
-            if len(starts) != len(delivery.rows):
+            if len(starts) != num_rows:
                 starts = _starts_of_packed(starts, delivery)
-            if met.shape[0] != 1 or not starts:
+            if not starts:
                 return None
+        elif met.shape[0] != num_rows:
+            in_order = False  # several sequences of each row, as of a preference, in whatever order
         data = "the stream" if delivery.streamed else self.data
-        return BatchRows(data=data, rows=delivery.rows, in_order=delivery.in_order, starts=starts)
+        return BatchRows(data=data, rows=delivery.rows, in_order=in_order, starts=starts)
 
     def _add(self, one: Delivery) -> None:
         self._last.append(one)

@@ -165,6 +165,22 @@ def test_a_batch_without_a_healthy_row_is_judged_by_the_one_before():
     assert incident.proof.minimal[0].remedy == "form"
 
 
+def test_without_a_healthy_row_or_a_step_before_smaller_weights_tell_the_function():
+    """Saturated throughout: `log(sigmoid(v))` has no value for any row, in float64 either."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 1))
+    with torch.no_grad():
+        net[2].bias.fill_(-2000.0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    with nanstop.watch(net, optimizer) as watch:
+        watch.step(lambda now: -torch.log(torch.sigmoid(net(now["x"]))).mean(), batch(0))
+        watch.update()
+    (incident,) = watch.incidents
+    (atom,) = incident.proof.minimal
+    assert (incident.proof.verdict, atom.remedy) == ("proven", "stable_form")
+    assert incident.audit[-1].outcome == "done"
+
+
 def test_a_temperature_of_0_proves_no_form():
     tau = [1.0]
 

@@ -111,3 +111,13 @@ def test_an_update_that_breaks_weights_has_shrunk_none(broken, capfd):
     samples.updated[0] = broken
     assert balance(samples, AT, "SGD").shrunk == 0.0
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("size", [1.0, 1e6, 1e12, 1e30])
+def test_rounding_of_a_huge_update_is_no_decay(size):
+    samples = window((0, 1), (), 1.0)
+    samples.consumed = vector(2) * size
+    samples.updated = samples.weights - 30.0 * samples.consumed
+    assert abs(balance(samples, AT, "SGD").shrunk) < 1e-3
+    samples.updated = samples.weights * -2.0 - 0.1 * vector(2)
+    assert math.isclose(balance(samples, AT, "SGD").shrunk, 3.0, rel_tol=1e-3)

@@ -19,6 +19,7 @@ _COLLINEAR = 0.01
 """Share of a vector that may be off a multiple of another: half precision rounds by 0.004."""
 _UNDONE = 0.01
 """Share of an update that may be left where it was undone: a slow average takes up as little."""
+_LEAST_OF_UPDATE = 1e-3
 _APART = 0.9
 """Cosine above which gradients and weights point the same way."""
 
@@ -227,7 +228,8 @@ def _share_lost(taken: Tensor, weights: Tensor, updated: Tensor) -> float:
 
 def _shrunk(taken: Tensor, weights: Tensor, updated: Tensor) -> float:
     """Return by which share of themselves an update made the weights smaller beyond what it made of
-    their gradients; 0.0 where the two cannot be told apart.
+    their gradients; 0.0 where the two cannot be told apart, or it is no more of the update than
+    what rounding makes of the rest.
     """
     both = torch.stack([weights, taken], dim=1)
     sizes = both.norm(dim=0)
@@ -238,8 +240,9 @@ def _shrunk(taken: Tensor, weights: Tensor, updated: Tensor) -> float:
     scaled = both / sizes
     if abs(float(scaled[:, 0] @ scaled[:, 1])) > _APART:
         return 0.0
-    found = torch.linalg.lstsq(scaled, moved).solution[:, 0] / sizes
-    return float(found[0])
+    found = torch.linalg.lstsq(scaled, moved).solution[:, 0]
+    is_seen = abs(float(found[0])) > _LEAST_OF_UPDATE * float(moved.norm())
+    return float(found[0] / sizes[0]) if is_seen else 0.0
 
 
 def _stages(arrived: Tensor, stages: Sequence[Tensor]) -> tuple[float | None, ...]:

@@ -21,6 +21,7 @@ from nanstop.remedies.forms.typed import Typed, typed
 from nanstop.replay.conditions import Under
 from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import ModelView
+from nanstop.replay.undo import attributes_kept
 from nanstop.rewrite.form_code import FormCode
 
 _MOST_LINES = 3
@@ -29,6 +30,8 @@ _NEAR, _NEAR_GRADIENT = 1e-2, 0.1
 from those under the form: a clamp ends a little before the edge where a guard begins.
 """
 
+_NEARER = (0.5, 0.1, 0.01)
+"""Times a weight: a line has the same form whatever the weights are."""
 
 WHICH_NUMBER = "another finite number gives another loss"
 
@@ -81,12 +84,30 @@ def is_any_number(
     return agree(run, exact.attempt(failing.micro, under=under))
 
 
-def window_unchanged(failing: FailingStep, under: Under) -> bool | None:
+def unchanged_elsewhere(failing: FailingStep, exact: ExactRuns, under: Under) -> bool | None:
     """Return whether the last micro-batch before, with the weights of today, keeps loss and
-    gradients; None where there is none.
+    gradients; or where there is none, the failing one with weights nearer to 0, at which it passes.
+    None where it passes with none of them.
     """
     earlier = next(windows_before(failing), None)
-    return None if earlier is None else ExactRuns(earlier).is_unchanged(earlier.micro, under)
+    if earlier is not None:
+        return ExactRuns(earlier).is_unchanged(earlier.micro, under)
+    for share in _NEARER:
+        with _scaled(failing.step.view, share):
+            plain, formed = exact.with_and_without(failing.micro, under)
+            if not plain.failed:
+                return exact.is_same_function(failing.micro, under, None, (plain, formed))
+    return None
+
+
+@contextmanager
+def _scaled(view: ModelView, share: float) -> Iterator[None]:
+    """Have all weights so many times as large inside, in storages of their own."""
+    weights = [p for p in view.root.parameters() if p.is_floating_point()]
+    with attributes_kept((weight, "data") for weight in weights):
+        for weight in weights:
+            weight.data = weight.data * share
+        yield
 
 
 def windows_before(failing: FailingStep) -> Iterator[FailingStep]:

@@ -28,8 +28,8 @@ from nanstop.prove.form_evidence import (
     is_any_number,
     next_form,
     typed_forms,
+    unchanged_elsewhere,
     values_unchanged,
-    window_unchanged,
     windows_before,
 )
 from nanstop.prove.ladder import Ladder
@@ -334,7 +334,7 @@ class Trials:
             return self._is_unchanged(atoms, self._others[0])
         unchanged = values_unchanged(self._failing, atoms)
         if unchanged is None and are_forms(atoms):
-            unchanged = window_unchanged(self._failing, under)
+            unchanged = unchanged_elsewhere(self._failing, self._exact, under)
         # It passed, and so did another number, with the same loss and gradients.
         is_any = all(atom.remedy in NUMBERED for atom in atoms)
         return is_any or None if unchanged is None else unchanged

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from nanstop.records import Atom, OptimizerFacts, RunFacts, SourceLine
+from nanstop.records import Atom, OptimizerFacts, RunFacts, SourceLine, StateFault
 from nanstop.rewrite.arguments import cured, settings_of
 from nanstop.rewrite.config_file import with_settings
 from nanstop.rewrite.source import Source, edited
@@ -146,6 +146,17 @@ def test_of_several_optimizers_the_one_that_was_met_is_changed():
     assert edited(text, edits) == text.replace("q, lr=0.5", "q, lr=0.05")
     stale = replace(facts, optimizer_at=replace(made, text="b = Other("))
     assert len(cured(Source(text), Atom(remedy="lr", value="0.1"), stale)) == 2
+
+
+def test_restored_state_comes_back_under_any_optimizer():
+    fault = StateFault(name="w:exp_avg_sq", kind="nonfinite", num_bad=1)
+    optimizer = replace(FACTS.optimizer, state_faults=(fault,))
+    facts, swap = replace(FACTS, optimizer=optimizer), Atom(remedy="optimizer_swap", value="adamw")
+    assert settings_of(swap, facts) == {}
+    for line in ("SFTConfig()", "SFTConfig(optim='lion')", "torch.optim.Adam(p, lr=1e-3)"):
+        source = Source(IMPORTS + line + "\n")
+        assert cured(source, swap, facts) == [], line
+        assert cured(source, swap, FACTS), line
 
 
 @pytest.mark.parametrize("remedy", ["clip", "lr", "bf16", "attention", "fp32_trainables"])

@@ -107,7 +107,7 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
             RemedyInfo(
                 "optimizer_swap",
                 "changes_training",
-                "train with {value} and float32 state in place of the present optimizer",
+                "go on with {value} and float32 state, moments that no update can have made begun at 0",
             ),
         )
     }

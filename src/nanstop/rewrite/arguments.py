@@ -42,7 +42,7 @@ def settings_of(atom: Atom, facts: RunFacts) -> Settings:
     if atom.remedy in _NUMBERS:
         return {_NUMBERS[atom.remedy]: float(atom.value)}
     if atom.remedy == "optimizer_swap":
-        return {"optim": "adamw_torch"}
+        return {} if _comes_back(facts) else {"optim": "adamw_torch"}
     if atom.remedy == "attention":
         return {"attn_implementation": atom.value}
     if atom.remedy == "fp32_trainables":
@@ -51,6 +51,13 @@ def settings_of(atom: Atom, facts: RunFacts) -> Settings:
     if atom.remedy == "lr" and rate:
         return {"learning_rate": scaled(rate, atom)}
     return {}
+
+
+def _comes_back(facts: RunFacts) -> bool:
+    """Return whether the optimizer's state was at fault as it was restored: whatever optimizer a
+    script names, it restores the same state again.
+    """
+    return facts.optimizer is not None and bool(facts.optimizer.state_faults)
 
 
 def scaled(rate: float, atom: Atom) -> float:
@@ -307,6 +314,8 @@ def _loss_scale(source: Source, atom: Atom, facts: RunFacts) -> list[Edit]:
 
 def _optimizer_swap(source: Source, atom: Atom, facts: RunFacts) -> list[Edit]:
     edits: list[Edit] = []
+    if _comes_back(facts):
+        return edits
     plain = {"lr", "betas", "eps", "weight_decay", "params"}
     for call in _optimizers(source):
         known = {one.arg for one in call.keywords} <= plain and len(call.args) <= 2

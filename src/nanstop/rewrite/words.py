@@ -83,9 +83,19 @@ def said(
         return _form(atom, report)
     if settings:
         return _settings(settings, report)
+    optimizer = report.incident.facts.optimizer
+    if atom.remedy == "optimizer_swap" and optimizer is not None and optimizer.state_faults:
+        return _WITHOUT_ITS_STATE
     return _OTHERS.get(atom.remedy, "`{atom}`: no change of the code is known").format(
         atom=atom, target=atom.target, value=atom.value, sample=sample_of(atom.target)
     )
+
+
+_WITHOUT_ITS_STATE = (
+    "take over the weights of the checkpoint, not the state of its optimizer: load them with "
+    "`from_pretrained(CHECKPOINT)` and train without `resume_from_checkpoint`, in a loop without "
+    "`optimizer.load_state_dict(...)`; or resume from an earlier checkpoint"
+)
 
 
 def behind_islands(atoms: tuple[Atom, ...], report: Report) -> tuple[str, ...]:

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "778475d689237f60")
+REPORT_FORM = (1, "9f400ee1fa6c40e5")
 
 
 def test_names():

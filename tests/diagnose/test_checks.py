@@ -879,6 +879,17 @@ def test_how_long_weights_have_been_bad(at, losses, since):
     assert found.cause == f"1 parameter not finite{since}"
 
 
+def test_a_weight_of_a_model_beside_the_trained_one_is_no_updates_doing():
+    found = localization(event(), origin="from_param", culprit="Ref.w", of_another_model=True)
+    raw = Series(name="loss_raw", steps=(2,), values=(0.5,))
+    given = evidence(found)
+    given = replace(given, incident=replace(given.incident, history=(raw,)))
+    said = check("NS401", given)
+    assert (said.where, said.remedies) == ("Ref.w", ())
+    assert "beside the one it trains" in said.cause
+    assert said.usual_cure.startswith("Load that model again")
+
+
 def test_a_row_that_nothing_read_was_bad_all_along():
     raw = Series(name="loss_raw", steps=(2,), values=(0.5,))
     loaded = RunFacts(odd_weights=(stats("float32", name="w", nan=8),))

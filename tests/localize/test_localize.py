@@ -301,6 +301,24 @@ def test_parameter_was_bad_before(name):
     assert found.key.module == name.rpartition(".")[0]
 
 
+def test_parameter_of_a_model_beside_the_trained_one_was_bad_before():
+    reference = nn.Sequential(nn.Embedding(planted.VOCAB, planted.HIDDEN), nn.Linear(8, 8))
+    with torch.no_grad():
+        reference[0].weight[planted.ids()[1, 4]] = NAN
+
+    def loss(model, batch):
+        return model(**batch) + reference(batch["input_ids"]).mean()
+
+    found = located(Net(lambda x: x), loss)
+    assert (found.origin, found.of_another_model) == ("from_param", True)
+    assert (found.culprit, found.key.module) == ("Sequential.0.weight", "Sequential.0")
+    assert found.blind_spots == ()
+    model = Net(lambda x: x)
+    with torch.no_grad():
+        model.embed.weight.fill_(NAN)
+    assert not located(model).of_another_model
+
+
 def test_tied_row_is_found_under_its_first_name():
     model = Net(lambda x: x)
     model.head.weight = model.embed.weight

@@ -258,7 +258,7 @@ class FailureOrigin:
         return seen_bad and not any(range_of(self.trace, v).is_bad for v in inputs)
 
     def _external(self, reader: int, value: Value) -> Localization:
-        name = value.storage.name
+        name = value.storage.name or value.storage.other
         event = self.event(reader) if reader < len(self.trace.ops) else None
         found = Localization(
             key=self._key(event, range_of(self.trace, value).kind),
@@ -270,6 +270,7 @@ class FailureOrigin:
             weighs_choices=origin_of(name) == "from_batch"
             and dataflow.weighs_choices(self.trace, self._made, value),
             blind_spots=() if name else (_OUTSIDE,),
+            of_another_model=name != value.storage.name,
         )
         details, rows = self._details.get(reader), self._samples.rows
         return constants.as_constant(found, value, details, rows) or found

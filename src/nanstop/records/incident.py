@@ -172,6 +172,10 @@ class Localization:
     """Whether the culprit is multiplied with log-probabilities of what was chosen, or with ratios
     of them: as a reward is.
     """
+    of_another_model: bool = False
+    """Whether the culprit is a parameter of a model that the step calls and that is not the trained
+    one: a reference, a teacher.
+    """
     num_ops: int = 0
     blind_spots: tuple[str, ...] = ()
     seconds: float = 0.0

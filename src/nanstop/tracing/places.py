@@ -73,6 +73,8 @@ class Places:
 
     def __init__(self, root: nn.Module) -> None:
         self._root = root
+        self.others: list[tuple[str, nn.Parameter]] = []
+        """Parameters of models that are called and are not under the root, after their classes."""
         self._names = {id(module): name for name, module in root.named_modules()}
         self._stack: list[str] = []
         self._handles: list[Any] = []
@@ -122,6 +124,8 @@ class Places:
         for name, part in module.named_modules():
             label = type(module).__name__ + ("." + name if name else "")
             self._names.setdefault(id(part), label)
+        kind = type(module).__name__
+        self.others += [(f"{kind}.{name}", held) for name, held in module.named_parameters()]
 
     def _returned(self, module: nn.Module, args: Any, output: Any) -> None:
         if id(module) not in self._hooked:

@@ -35,12 +35,13 @@ class Storage:
 
     The weak reference keeps the address from being given to another storage while recording lasts.
     ``line``: (code, line number) that wrote its first values down, or took them from NumPy: no op
-    has made those.
+    has made those. ``other``: the parameter that it is of a model that is not under the root.
     """
 
     ref: StorageWeakRef
     name: str | None
     line: tuple[Any, int] | None = None
+    other: str | None = None
     writers: list[int] = field(default_factory=list)
     cache: dict[Any, Value] = field(default_factory=dict)
 
@@ -317,6 +318,10 @@ class Recorder(TorchDispatchMode):
     def finish(self) -> Trace:
         """Return the trace. Synchronises the device once."""
         low, high = _to_floats(self._low), _to_floats(self._high)
+        for name, held in self._places.others:
+            for part in dense_parts(held):
+                storage = self._storage(part)
+                storage.other = storage.other or name
         return Trace(tuple(self._ops), low, high, tuple(self._unseen))
 
 

@@ -56,12 +56,19 @@ _ANOTHER_CHECKPOINT = (
     "lists what is not), or mend the line that fills them."
 )
 
+_LOAD_IT_AGAIN = (
+    "Load that model again from a checkpoint that is finite (`nanstop scan CHECKPOINT` lists what "
+    "is not), or mend what fills or trains it."
+)
+
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if parameters were bad before the forward pass."""
     found, incident = evidence.localization, evidence.incident
     if found is not None and found.key.phase == "optimizer":
         return None
+    if found is not None and found.of_another_model and found.culprit:
+        return _of_another_model(found.culprit)
     remade = incident.remade_finite if incident is not None else None
     if remade is None and breaking_update(evidence) is not None:  # then it is NS402
         return None
@@ -81,6 +88,24 @@ def check(evidence: Evidence) -> Diagnosis | None:
         remedies=_row_initialisations(evidence, named),
         where=named[0],
         usual_cure=_ANOTHER_CHECKPOINT if came_broken(evidence, named) else "",
+    )
+
+
+def _of_another_model(name: str) -> Diagnosis:
+    """Return the finding of a weight that this training does not hold: its updates did not do it,
+    and nothing that they could do cures it.
+    """
+    return Diagnosis(
+        code="NS401",
+        title=f"weights not finite: {listed((name,))}",
+        cause="the parameter is of a model that the step calls beside the one it trains",
+        confidence="certain",
+        lines=(
+            "a reference, a teacher, a scorer, or one that something else trains; it was not "
+            "finite before this micro-batch read it",
+        ),
+        where=name,
+        usual_cure=_LOAD_IT_AGAIN,
     )
 
 

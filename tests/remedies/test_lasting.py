@@ -88,3 +88,24 @@ def test_what_the_script_read_at_rest_does_not_stop_the_update(look):
         return outside + model(torch.arange(4)).float().sum()
 
     assert steps(model, loss, look=look) == [{(torch.float32, torch.float32)}] * 3
+
+
+def test_moments_that_another_optimizer_has_grown_are_the_optimizers_own_afterwards():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def update():
+        model(torch.ones(2, 4)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    update()
+    optimizer.state[model.weight]["exp_avg_sq"][0, 0] = torch.nan
+    with lasting(FnView(model, optimizer), (Atom(remedy="optimizer_swap", value="adamw"),)):
+        update()
+        saved = optimizer.state_dict()["state"]
+    after = optimizer.state_dict()["state"]
+    assert all(torch.equal(saved[n][key], after[n][key]) for n in saved for key in saved[n])
+    update()
+    assert model.weight.isfinite().all()

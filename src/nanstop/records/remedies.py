@@ -107,7 +107,8 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
             RemedyInfo(
                 "optimizer_swap",
                 "changes_training",
-                "go on with {value} and float32 state, moments that no update can have made begun at 0",
+                "go on with {value} and float32 state, moments that no update can have made "
+                "begun at 0",
             ),
         )
     }

@@ -45,6 +45,23 @@ def lasting(view: ModelView, atoms: Sequence[Atom]) -> Iterator[None]:
             undo.callback(register_optimizer_step_pre_hook(between.before_update).remove)
             undo.callback(register_optimizer_step_post_hook(between.after_update).remove)
         yield
+        grown = _grown_elsewhere(view, atoms)
+    for entries, own in grown:
+        entries.update(own)
+
+
+def _grown_elsewhere(
+    view: ModelView, atoms: Sequence[Atom]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the entries of an optimizer's state with what a remedy that updates in its place has
+    made of them: the script saves that optimizer, and may go on with it.
+    """
+    if not any(atom.remedy == "optimizer_swap" for atom in atoms):
+        return []
+    optimizer = innermost(view.optimizer)
+    held = optimizer.__getstate__()["state"]
+    own = [parameter for parameter in held_by(optimizer) if held.get(parameter)]
+    return [(optimizer.state[parameter], held[parameter]) for parameter in own]
 
 
 def _meeting(view: ModelView, atoms: Sequence[Atom]) -> Iterator[nn.Module]:

@@ -84,18 +84,12 @@ def said(
     if settings:
         return _settings(settings, report)
     optimizer = report.incident.facts.optimizer
-    if atom.remedy == "optimizer_swap" and optimizer is not None and optimizer.state_faults:
-        return _WITHOUT_ITS_STATE
-    return _OTHERS.get(atom.remedy, "`{atom}`: no change of the code is known").format(
+    comes_back = atom.remedy == "optimizer_swap" and optimizer is not None
+    comes_back = comes_back and bool(optimizer.state_faults)
+    other = "without_its_state" if comes_back else atom.remedy
+    return _OTHERS.get(other, "`{atom}`: no change of the code is known").format(
         atom=atom, target=atom.target, value=atom.value, sample=sample_of(atom.target)
     )
-
-
-_WITHOUT_ITS_STATE = (
-    "take over the weights of the checkpoint, not the state of its optimizer: load them with "
-    "`from_pretrained(CHECKPOINT)` and train without `resume_from_checkpoint`, in a loop without "
-    "`optimizer.load_state_dict(...)`; or resume from an earlier checkpoint"
-)
 
 
 def behind_islands(atoms: tuple[Atom, ...], report: Report) -> tuple[str, ...]:
@@ -196,5 +190,8 @@ _OTHERS: Mapping[str, str] = {
     "weight_decay": "give the optimizer `weight_decay={value}`",
     "optimizer_eps": "give the optimizer `eps={value}`",
     "optimizer_swap": "train with `torch.optim.AdamW` on float32 weights",
+    "without_its_state": "take over the weights of the checkpoint, not the state of its optimizer: "
+    "load them with `from_pretrained(CHECKPOINT)` and train without `resume_from_checkpoint`, in a "
+    "loop without `optimizer.load_state_dict(...)`; or resume from an earlier checkpoint",
     "attention": 'load the model with `attn_implementation="{value}"`',
 }

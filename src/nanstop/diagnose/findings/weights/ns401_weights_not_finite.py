@@ -56,6 +56,10 @@ _ANOTHER_CHECKPOINT = (
     "lists what is not), or mend the line that fills them."
 )
 
+_BESIDE = (
+    "a reference, a teacher, a scorer, or one that something else trains; it was not finite before "
+    "this micro-batch read it"
+)
 _LOAD_IT_AGAIN = (
     "Load that model again from a checkpoint that is finite (`nanstop scan CHECKPOINT` lists what "
     "is not), or mend what fills or trains it."
@@ -100,10 +104,7 @@ def _of_another_model(name: str) -> Diagnosis:
         title=f"weights not finite: {listed((name,))}",
         cause="the parameter is of a model that the step calls beside the one it trains",
         confidence="certain",
-        lines=(
-            "a reference, a teacher, a scorer, or one that something else trains; it was not "
-            "finite before this micro-batch read it",
-        ),
+        lines=(_BESIDE,),
         where=name,
         usual_cure=_LOAD_IT_AGAIN,
     )

@@ -150,7 +150,7 @@ def test_of_several_optimizers_the_one_that_was_met_is_changed():
 
 def test_restored_state_comes_back_under_any_optimizer():
     fault = StateFault(name="w:exp_avg_sq", kind="nonfinite", num_bad=1)
-    optimizer = replace(FACTS.optimizer, state_faults=(fault,))
+    optimizer = OptimizerFacts(name="AdamW", lr=1e-4, state_faults=(fault,))
     facts, swap = replace(FACTS, optimizer=optimizer), Atom(remedy="optimizer_swap", value="adamw")
     assert settings_of(swap, facts) == {}
     for line in ("SFTConfig()", "SFTConfig(optim='lion')", "torch.optim.Adam(p, lr=1e-3)"):

@@ -42,7 +42,7 @@ def settings_of(atom: Atom, facts: RunFacts) -> Settings:
     if atom.remedy in _NUMBERS:
         return {_NUMBERS[atom.remedy]: float(atom.value)}
     if atom.remedy == "optimizer_swap":
-        return {} if _comes_back(facts) else {"optim": "adamw_torch"}
+        return {} if comes_back(facts) else {"optim": "adamw_torch"}
     if atom.remedy == "attention":
         return {"attn_implementation": atom.value}
     if atom.remedy == "fp32_trainables":
@@ -53,7 +53,7 @@ def settings_of(atom: Atom, facts: RunFacts) -> Settings:
     return {}
 
 
-def _comes_back(facts: RunFacts) -> bool:
+def comes_back(facts: RunFacts) -> bool:
     """Return whether the optimizer's state was at fault as it was restored: whatever optimizer a
     script names, it restores the same state again.
     """
@@ -314,7 +314,7 @@ def _loss_scale(source: Source, atom: Atom, facts: RunFacts) -> list[Edit]:
 
 def _optimizer_swap(source: Source, atom: Atom, facts: RunFacts) -> list[Edit]:
     edits: list[Edit] = []
-    if _comes_back(facts):
+    if comes_back(facts):
         return edits
     plain = {"lr", "betas", "eps", "weight_decay", "params"}
     for call in _optimizers(source):

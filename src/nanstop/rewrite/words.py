@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from nanstop.records import Atom, Report
 from nanstop.records.remedies import FORMS, NUMBERED, form_of, sample_of
-from nanstop.rewrite.arguments import Settings, literal
+from nanstop.rewrite.arguments import Settings, comes_back, literal
 from nanstop.rewrite.form_code import finite_call
 from nanstop.rewrite.island import island_lines
 
@@ -35,10 +35,14 @@ _GUARDED: Mapping[str, str] = {
     "acosh": "keep what it reads above 1: `.clamp(min=1 + 1.2e-7)`",
     "acos": "clamp what it reads to within -1 + 1.2e-7 and 1 - 1.2e-7",
     "nll_loss_forward": 'take `reduction="sum"` over the number of labels, at least 1',
+    "_ctc_loss": "pass `zero_infinity=True`; where transformers computes the loss, "
+    "`model.config.ctc_zero_infinity = True` before the training",
     "where": "choose before the function, too: `f(torch.where(condition, x, 1))`",
 }
 _ALIASES: Mapping[str, str] = {
     "true_divide": "div",
+    "_cudnn_ctc_loss": "_ctc_loss",
+    "_foreach_div": "div",
     "rsqrt": "sqrt",
     "_softmax": "softmax",
     "_safe_softmax": "softmax",
@@ -83,10 +87,8 @@ def said(
         return _form(atom, report)
     if settings:
         return _settings(settings, report)
-    optimizer = report.incident.facts.optimizer
-    comes_back = atom.remedy == "optimizer_swap" and optimizer is not None
-    comes_back = comes_back and bool(optimizer.state_faults)
-    other = "without_its_state" if comes_back else atom.remedy
+    restored = comes_back(report.incident.facts) and atom.remedy == "optimizer_swap"
+    other = "without_its_state" if restored else atom.remedy
     return _OTHERS.get(other, "`{atom}`: no change of the code is known").format(
         atom=atom, target=atom.target, value=atom.value, sample=sample_of(atom.target)
     )
@@ -129,10 +131,11 @@ def _form(atom: Atom, report: Report) -> str:
     parts = (event.forward_op or event.op).split(".") if event is not None else [""]
     name = parts[min(1, len(parts) - 1)].rstrip("_")
     table = _STABLE if atom.remedy == "stable_form" else _GUARDED
-    default = _STABLE["log"] if atom.remedy == "stable_form" else _GUARDED["div"]
     line = event.source.text.strip() if event is not None and event.source is not None else ""
     name = "matmul" if table is _STABLE and _multiplies_matrices(line) else name
-    text = table.get(name) or table.get(_ALIASES.get(name, ""), default)
+    text = table.get(name) or table.get(_ALIASES.get(name, ""))
+    if text is None:
+        return untyped(atom)
     return f"{atom.target}: {f'`{line}`: ' if line else ''}{text}"
 
 

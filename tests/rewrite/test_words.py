@@ -19,7 +19,8 @@ from nanstop.rewrite.words import said
 )
 def test_a_guard_is_said_of_the_operation_that_failed(op, words):
     given, found = report(), report().localization
-    assert found is not None and found.first_bad is not None
+    assert found is not None
+    assert found.first_bad is not None
     found = replace(found, first_bad=replace(found.first_bad, op=op))
     given = replace(given, localization=found)
     text = said(Atom(remedy="form", target="train.py:5", value="guarded"), given)

@@ -879,6 +879,17 @@ def test_how_long_weights_have_been_bad(at, losses, since):
     assert found.cause == f"1 parameter not finite{since}"
 
 
+@pytest.mark.parametrize(("bad", "guards"), [({"posinf": 3, "neginf": 5}, 0), ({"nan": 8}, 1)])
+def test_what_is_not_0_over_a_number_0_of_the_program_is_not_guarded(bad, guards):
+    outputs, line = (stats("float32", **bad),), SourceLine(file="t.py", line=5, function="f")
+    made = event(op="aten.div.Tensor", outputs=outputs, scalars=(0.0,), source=line)
+    made = replace(made, wider="bad", inputs=(stats("float32"),), phase="loss")
+    found = check("NS204", evidence(localization(made)))
+    assert "the number 0 of the program" in found.cause
+    assert (len(found.remedies) > 0) == bool(guards)
+    assert found.usual_cure.startswith("Keep that number from 0") != bool(guards)
+
+
 def test_a_weight_of_a_model_beside_the_trained_one_is_no_updates_doing():
     found = localization(event(), origin="from_param", culprit="Ref.w", of_another_model=True)
     raw = Series(name="loss_raw", steps=(2,), values=(0.5,))

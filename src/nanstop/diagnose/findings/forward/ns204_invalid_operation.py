@@ -79,6 +79,11 @@ _LEAVE_OUT = (
 )
 _WITHIN_ONE = ("acos", "asin", "atanh")
 
+_KEEP_FROM_0 = (
+    "Keep that number from 0 where the program makes it: a schedule, a temperature, a count, an "
+    "option."
+)
+
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the first bad op is not finite in a wider format either."""
@@ -109,9 +114,17 @@ def check(evidence: Evidence) -> Diagnosis | None:
             *((_LEAVE_OUT,) if _does_not_fit(event) else ()),
         ),
         confidence="likely" if untested else "certain",
-        remedies=at_the_line(evidence),
+        # What is not 0 has no quotient by 0 that could be meant: the number itself is wrong.
+        remedies=() if _over_the_number_0(event) else at_the_line(evidence),
+        usual_cure=_KEEP_FROM_0 if _over_the_number_0(event) else "",
         where=event.module,
     )
+
+
+def _over_the_number_0(event: OpEvent) -> bool:
+    """Return whether what is not 0 was divided by a 0 that is no tensor's."""
+    is_bare = event.name == "div" and 0.0 in event.scalars
+    return is_bare and any(one.posinf or one.neginf for one in event.outputs)
 
 
 def _does_not_fit(event: OpEvent) -> bool:

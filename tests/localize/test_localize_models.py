@@ -356,7 +356,8 @@ def test_reference_model_is_not_under_the_root():
 
     found = located(build("llama"), loss)
     assert found.key.module == "LlamaForCausalLM.model.layers.1.mlp.up_proj"
-    assert (found.origin, found.culprit) == ("unknown", None)
+    assert (found.origin, found.culprit) == ("from_param", f"{found.key.module}.weight")
+    assert found.of_another_model
 
 
 def test_generation_that_raises():

@@ -306,9 +306,7 @@ class FailureOrigin:
         return [o for o in outputs if range_of(self.trace, o).is_bad]
 
     def _kind(self, event: OpEvent) -> FailureKind:
-        counts = [
-            sum(getattr(o, kind) for o in event.outputs) for kind in ("nan", "posinf", "neginf")
-        ]
+        counts = [sum(getattr(o, k) for o in event.outputs) for k in ("nan", "posinf", "neginf")]
         if not any(counts):
             bad = self._bad_outputs(event.index)
             return range_of(self.trace, bad[0]).kind if bad else "nan"

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-import transformers
 from torch import nn
+from transformers import T5Config, T5ForConditionalGeneration  # not on `meta`: torch 2.6 cannot
 
 from nanstop.numerics.modules import repeated_blocks
 
@@ -28,10 +28,10 @@ def held(**parts):
 
 
 def t5():
-    config = transformers.T5Config(
+    config = T5Config(
         vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_decoder_layers=2, num_heads=2
     )
-    return transformers.T5ForConditionalGeneration(config)
+    return T5ForConditionalGeneration(config)
 
 
 STACKED = nn.Sequential(nn.Sequential(block(), block()), nn.Sequential(block(), block()))

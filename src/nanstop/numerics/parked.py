@@ -180,10 +180,9 @@ def _is_alone(tensor: Tensor) -> bool:
     if tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
         return False
     storage = tensor.untyped_storage()
-    counts = getattr(torch._C, "_storage_Use_Count", None)
-    if counts is None or storage.nbytes() != tensor.nbytes or _order(tensor) is None:
+    if storage.nbytes() != tensor.nbytes or _order(tensor) is None:
         return False
-    return not tensor.requires_grad and counts(storage._cdata) <= _USES
+    return not tensor.requires_grad and 0 < _uses(tensor) <= _USES
 
 
 def _order(tensor: Tensor) -> tuple[int, ...] | None:
@@ -206,11 +205,19 @@ def _bytes_of(tensor: Tensor) -> Any:
     return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
 
 
-def _uses() -> int:
+def _uses(tensor: Tensor) -> int:
+    """Return how often a tensor's storage is counted while it has a wrapper in Python: one that is
+    gone counts in some versions of torch only. 0 where torch does not say.
+    """
     counts = getattr(torch._C, "_storage_Use_Count", None)
-    own = torch.empty(1)
-    return counts(own.untyped_storage()._cdata) if counts is not None else 0
+    storage = tensor.untyped_storage()
+    return counts(storage._cdata) if counts is not None else 0
 
 
-_USES = _uses()
-"""How often a storage is counted that one tensor alone has, beside the wrapper that asks."""
+def _uses_of_one() -> int:
+    alone = torch.empty(1)
+    return _uses(alone)
+
+
+_USES = _uses_of_one()
+"""How often a storage is counted that one tensor alone has."""

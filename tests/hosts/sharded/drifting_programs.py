@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rank_programs import arguments
+from rank_programs import arguments, end_group
 from torch import nn
 
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -122,7 +122,6 @@ def drifts(fault):
                 dist.all_reduce(parameter.data)
                 parameter.data /= WORLD
     tell(net, losses)
-    dist.destroy_process_group()
 
 
 def joins(fault):
@@ -152,7 +151,6 @@ def joins(fault):
         (model(x) - y).square().mean().backward()
         optimizer.step()
     tell(net, losses)
-    dist.destroy_process_group()
 
 
 def drifting_accelerated(fault):
@@ -175,7 +173,6 @@ def drifting_accelerated(fault):
         optimizer.zero_grad()
         losses.append(loss.item())
     tell(net, losses)
-    dist.destroy_process_group()
 
 
 def drifting_trainer(fault):
@@ -203,7 +200,6 @@ def drifting_trainer(fault):
     torch.manual_seed(RANK)
     trainer.train()
     tell(net, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
-    dist.destroy_process_group()
 
 
 PROGRAMS = {
@@ -216,3 +212,4 @@ PROGRAMS = {
 if __name__ == "__main__":
     torch.manual_seed(0)
     PROGRAMS[sys.argv[1]](*sys.argv[2:])
+    end_group()

@@ -5,6 +5,7 @@ On one rank a window has the micro-batches that several have side by side: it en
 
 import contextlib
 import datetime
+import gc
 import hashlib
 import itertools
 import json
@@ -333,8 +334,6 @@ def loop(fault, accumulate="1", num_steps=8, *, is_sharded=False):
         losses += evaluated_alone(net) if fault == "evaluates" and at == (0, 3) else []
     sys.setprofile(None)
     tell(net, losses, disturbance.num_calls)
-    if WORLD > 1:
-        dist.destroy_process_group()
 
 
 def classes(fault):
@@ -355,7 +354,6 @@ def classes(fault):
         except IndexError:
             if fault != "caught":
                 raise
-    dist.destroy_process_group()
 
 
 def sharded(fault, accumulate="1"):
@@ -407,8 +405,6 @@ def accelerated(fault, accumulate="1", *, is_sharded=False, with_engine=False):
             optimizer.step()
             optimizer.zero_grad()
     tell(accelerator.unwrap_model(model))
-    if WORLD > 1:
-        dist.destroy_process_group()
 
 
 def sharded_accelerated(fault, accumulate="1"):
@@ -462,7 +458,6 @@ def engine(fault, stage="2", formats="float32", accumulate="1", num_steps=8):
     sys.setprofile(None)
     with deepspeed.zero.GatheredParameters([*net.parameters()], enabled=stage == "3"):
         tell(net, losses, disturbance.num_calls, skipped=model.skipped_steps)
-    dist.destroy_process_group()
 
 
 def accelerated_engine(fault, accumulate="1"):
@@ -494,8 +489,6 @@ def fabric(fault, strategy="ddp"):
             optimizer.step()
             optimizer.zero_grad()
     tell(net, losses)
-    if WORLD > 1:
-        dist.destroy_process_group()
 
 
 def lightning(fault, *modes):
@@ -549,8 +542,6 @@ def lightning(fault, *modes):
         loaders.append(torch.utils.data.DataLoader(rows_held_out, batch_size=4))
     trainer.fit(module, *loaders)
     tell(module.net, module.losses)
-    if WORLD > 1:
-        dist.destroy_process_group()
 
 
 def arguments(kind, **options):
@@ -614,8 +605,6 @@ def trainer(fault, accumulate="1", *, is_sharded=False, with_engine=False):
     trained = InOrder(net, args, train_dataset=data)
     trained.train()
     tell(trained.model)
-    if WORLD > 1:
-        dist.destroy_process_group()
 
 
 class Spoiled(nn.Embedding):
@@ -703,7 +692,17 @@ def tell_trained(trainer):
         end = float(model(torch.arange(3, 35).view(4, 8)).logits.double().square().mean())
     told = {"digest": hashlib.sha256(weights).hexdigest(), "loss": end, "logged": logged}
     Path(f"result-{RANK}.json").write_text(json.dumps(told))
-    if WORLD > 1:
+
+
+def end_group():
+    """End the group of ranks when whoever trained in it has gone.
+
+    A DDP model that goes after ``destroy_process_group`` is the last to hold the group: it joins
+    gloo's threads with the interpreter's lock held, and one that frees the tensors of a collective
+    waits for that lock: for ever, and often on a busy machine (pytorch issue 56297).
+    """
+    gc.collect()
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 
@@ -727,3 +726,4 @@ PROGRAMS = {
 if __name__ == "__main__":
     torch.manual_seed(0)
     PROGRAMS[sys.argv[1]](*sys.argv[2:])
+    end_group()

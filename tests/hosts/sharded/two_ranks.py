@@ -4,6 +4,7 @@
 torch is imported once, each rank is a fork of that process.
 """
 
+import gc
 import json
 import os
 import runpy
@@ -148,6 +149,7 @@ def main():
     import torch.distributed
 
     torch.set_num_threads(1)
+    gc.freeze()  # what was imported stays; each rank collects at its end
     for line in sys.stdin:
         for one in json.loads(Path(line.strip()).read_text()):
             codes = _run_ranks(one)

@@ -12,6 +12,7 @@ from loop_scripts import investigated, run_script
 from nanstop.diagnose.evidence.reading import rounded_at
 from nanstop.records import Evidence
 from nanstop.report.text.run_end import RunEnd
+from versions import needs
 
 HEAD = HEAD.replace('BAD = "bad" in sys.argv\n', "")
 LOOP = """
@@ -70,6 +71,7 @@ def packed(saved):
 def unpacked(kept):
     return kept.float() if kept.dtype == torch.float64 else kept
 """
+READ = needs("torch", "2.8", "says which hooks there are on what autograd saves")
 LARGE, EMPTY = "x[1] = 1e5 * torch.rand(8)", "x[1] = 0"
 
 
@@ -88,6 +90,7 @@ def told(folder, source):
     return [one for one in news if not isinstance(one, RunEnd)]
 
 
+@READ
 @pytest.mark.parametrize(
     ("hooks", "change", "code", "line"),
     [(HALVES, LARGE, "NS201", "saved.half()"), (BYTES, EMPTY, "NS206", "saved / scale")],
@@ -104,6 +107,7 @@ def test_what_a_hook_makes_of_a_saved_tensor(tmp_path, hooks, change, code, line
     assert replay.note.startswith("only under the script's own hooks on what autograd saves")
 
 
+@READ
 def test_a_hook_that_rounds_to_0_what_a_derivative_divides_by(tmp_path):
     source = HEAD + HALVES + LOOP.replace("CHANGE", "pass").replace("SMALL", "True")
     report = told(tmp_path, source)[0]

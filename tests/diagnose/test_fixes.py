@@ -15,11 +15,18 @@ from diagnose.fixes.forward import ZERO
 from diagnose.fixes.kinds import BOUND, Remedied, Rows, backpropagated
 from diagnose.fixes.table import COSTS, PROOFS, TESTED, WORDS, numbered
 
+
+def marks_of(function):
+    """Those that say what it needs."""
+    return getattr(function, "pytestmark", [])
+
+
 CASES = [
     pytest.param(
         proof,
         id=f"{code}.{number} {proof.what}",
-        marks=[pytest.mark.slow] if getattr(proof, "slow", False) else [],
+        marks=[pytest.mark.slow] * getattr(proof, "slow", False)
+        + marks_of(getattr(proof, "healthy", None)),
     )
     for (code, number), proofs in sorted(PROOFS.items())
     for proof in proofs
@@ -74,7 +81,11 @@ def test_a_fix_cures_its_fault(proof):
 
 
 @pytest.mark.parametrize(
-    "holds", [pytest.param(h, id=f"{code}.{number} {h.__name__}") for code, number, h in COSTS]
+    "holds",
+    [
+        pytest.param(h, id=f"{code}.{number} {h.__name__}", marks=marks_of(h))
+        for code, number, h in COSTS
+    ],
 )
 def test_a_cost_is_what_it_is_said_to_be(holds):
     assert holds()

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import tiny
 from diagnose.fixes.gradients import bytes_of_adam
 from diagnose.fixes.kinds import Fixes, close
-from diagnose.fixes.setup_formats import lora, loss_of
+from diagnose.fixes.setup_formats import EIGHT_BIT, lora, loss_of
 from nanstop.faults.specimen import run_plain
 from nanstop.faults.table import ZOO
 
@@ -190,6 +190,7 @@ def loss_of_rows(model, rows):
 
 
 @FIXES.plant("NS604", 4)
+@EIGHT_BIT
 def fewer_bytes_of_state(fixed):
     """Adam's 8 bytes a parameter: of adapters alone, or 2 with an 8-bit state."""
     import bitsandbytes as bnb

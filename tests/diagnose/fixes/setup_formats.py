@@ -10,8 +10,10 @@ from torch.nn import functional as F
 import tiny
 from diagnose.evidence import evidence
 from diagnose.fixes.kinds import HEALTHY, Fixes, close, sound
+from versions import needs
 
 FIXES = Fixes()
+EIGHT_BIT = needs("bitsandbytes", "0.50", "8-bit optimizers on the CPU")
 IDS = torch.arange(3, 11)[None]
 
 FIXES.say("NS000", 1, "an experiment of nanstop's, not of the script's")
@@ -112,7 +114,7 @@ def loaded_in_float32(fixed):
     from transformers import LlamaForCausalLM, Trainer, TrainingArguments
 
     folder = saved(tiny.llama().to(torch.bfloat16), "half")
-    model = LlamaForCausalLM.from_pretrained(folder, **({"dtype": torch.float32} if fixed else {}))
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32 if fixed else "auto")
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     options = {"max_steps": 1, "learning_rate": 1e-6, "bf16": True, "save_strategy": "no"}
     arguments = TrainingArguments(**tiny.training_args("out", **options))
@@ -386,11 +388,13 @@ def moved_under_8_bits(**options):
 
 
 @FIXES.plant("NS110", 2)
+@EIGHT_BIT
 def state_in_32_bits(fixed):
     moved = moved_under_8_bits(**({"min_8bit_size": 10_000} if fixed else {}))
     return close(moved, torch.full((8192,), -0.1))
 
 
 @FIXES.cost("NS110", 0)
+@EIGHT_BIT
 def eight_bits_make_small_updates_shorter():
     return 30 < 0.1 / -moved_under_8_bits()[1].item() < 40

@@ -304,6 +304,20 @@ def test_a_loop_on_accelerate(tmp_path, accumulate):
     assert_alike(results, reference)
 
 
+def calls_of_each(folder, *step):
+    """Return how many functions each rank calls in a run, or while one step is looked at: the one
+    that looks into the failure calls more.
+    """
+    folder.mkdir()
+    at = " ".join(map(str, (int(signal.SIGKILL), -1, *step)))
+    ranks = range(2)
+    jobs = [
+        job(folder / str(rank), "loop", "data", DISTURB=f"{rank} {at}", **ALLOWED) for rank in ranks
+    ]
+    ended = run_each(jobs)
+    return [ended[rank][1][rank]["calls"] for rank in ranks]
+
+
 def disturbed(folder, seed, num_calls):
     """Return a run of which one rank gets a signal at one of its function calls."""
     draw = random.Random(seed)
@@ -312,7 +326,7 @@ def disturbed(folder, seed, num_calls):
         folder / str(seed),
         "loop",
         "data",
-        DISTURB=f"{rank} {int(number)} {draw.randrange(num_calls)}",
+        DISTURB=f"{rank} {int(number)} {draw.randrange(num_calls[rank])}",
         NANSTOP_RANKS_SECONDS="3",
         GLOO_SECONDS="10",
         **ALLOWED,
@@ -322,9 +336,8 @@ def disturbed(folder, seed, num_calls):
 @pytest.mark.slow
 def test_a_rank_that_is_killed_or_stopped_at_any_time(tmp_path):
     """The others end, and what is written is whole."""
-    counted = {"DISTURB": f"1 {int(signal.SIGKILL)} -1"}
-    results, _ = together(tmp_path / "counted", "loop", "data", **counted, **ALLOWED)
-    jobs = [disturbed(tmp_path, seed, results[1]["calls"]) for seed in range(20)]
+    num_calls = calls_of_each(tmp_path / "counted")
+    jobs = [disturbed(tmp_path, seed, num_calls) for seed in range(20)]
     for ended, (codes, _, told) in zip(jobs, run_each(jobs), strict=True):
         folder = Path(ended["folder"])
         assert "hung" not in codes, told
@@ -342,10 +355,7 @@ def test_a_rank_that_is_killed_while_a_failure_is_looked_into(tmp_path):
     """
     waits = {"NANSTOP_RANKS_SECONDS": "3", "GLOO_SECONDS": "10", **ALLOWED}
     killed = [f"{rank} {int(signal.SIGKILL)}" for rank in range(2)]
-    counted = [job(tmp_path / one[0], "loop", "data", DISTURB=f"{one} -1 3") for one in killed]
-    num_calls = [
-        results[int(r)]["calls"] for r, (_, results, _) in zip("01", run_each(counted), strict=True)
-    ]
+    num_calls = calls_of_each(tmp_path / "counted", 3)
     jobs = []
     for seed in range(10):
         at = random.Random(seed).randrange(num_calls[seed % 2])

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "9f400ee1fa6c40e5")
+REPORT_FORM = (1, "56636f85d25c73bc")
 
 
 def test_names():

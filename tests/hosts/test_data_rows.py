@@ -131,6 +131,7 @@ def test_rows_of_two_sequences_are_known_without_an_order():
     _, told, _ = first(DataLoader(Rows(), batch_size=4, collate_fn=of_preferences))
     assert told.rows == (0, 1, 2, 3)
     assert not told.in_order
+    assert not told.by_row  # a function of the script's own may have sorted them
 
 
 def test_a_batch_of_nan_is_known_too():

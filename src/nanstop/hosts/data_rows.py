@@ -138,7 +138,7 @@ class DataRows:
         (delivery, met), starts = found[-1], ()
         if not delivery.rows:
             return None
-        num_rows, in_order = len(delivery.rows), delivery.in_order
+        num_rows, in_order, by_row = len(delivery.rows), delivery.in_order, False
         if met.shape[0] == 1 and num_rows > 1:
             starts = _starts(batch)
             if len(starts) != num_rows:
@@ -146,9 +146,11 @@ class DataRows:
             if not starts:
                 return None
         elif met.shape[0] != num_rows:
-            in_order = False  # several sequences of each row, as of a preference, in whatever order
+            in_order, by_row = False, in_order  # a preference has two, in whatever order
         data = "the stream" if delivery.streamed else self.data
-        return BatchRows(data=data, rows=delivery.rows, in_order=in_order, starts=starts)
+        return BatchRows(
+            data=data, rows=delivery.rows, in_order=in_order, starts=starts, by_row=by_row
+        )
 
     def _add(self, one: Delivery) -> None:
         self._last.append(one)

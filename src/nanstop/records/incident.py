@@ -25,12 +25,15 @@ class BatchRows:
 
     ``data``: what they are rows of. ``rows``: in the order of its samples, or, not ``in_order``, in
     that of the loader. ``starts``: of samples that were joined into one row, their first tokens.
+    ``by_row``: whether samples are several sequences of each row, in an order that is not known,
+    and what has one value for each row has them in the order of ``rows``.
     """
 
     data: str
     rows: tuple[int, ...]
     in_order: bool = True
     starts: tuple[int, ...] = ()
+    by_row: bool = False
 
     def row(self, sample: int, token: int | None = None) -> int | None:
         """Return the row of a sample, of a token where samples were joined; None: not known."""

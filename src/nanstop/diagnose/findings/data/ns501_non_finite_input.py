@@ -67,7 +67,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         else "likely",
         lines=tuple(
             f"`{fact.name}` {fact.dtype} {list(fact.shape)}: "
-            f"{counted(fact.num_bad, 'element')} not finite{_at(fact)}"
+            f"{counted(fact.num_bad, 'element')} not finite{_at(fact)}{_drawn(evidence, fact)}"
             for fact in bad
         ),
         remedies=without_rows(evidence),
@@ -84,6 +84,17 @@ def _at(fact: BatchFact) -> str:
     if more > 0:
         return f", at rows {shown} and {more} more"
     return f", at rows {shown}" if len(fact.bad_rows) > 1 else f", at row {shown}"
+
+
+def _drawn(evidence: Evidence, fact: BatchFact) -> str:
+    """Return which rows of the data set have an entry of their own that is not finite, where the
+    samples do not say.
+    """
+    made_of = evidence.incident.rows if evidence.incident is not None else None
+    if made_of is None or not made_of.by_row or fact.shape[:1] != (len(made_of.rows),):
+        return ""
+    named = [str(made_of.rows[row]) for row in fact.bad_rows[:_MOST_SHOWN]]
+    return f" (of {made_of.data}: {', '.join(named)})" if named else ""
 
 
 def _may_hide(evidence: Evidence) -> bool:

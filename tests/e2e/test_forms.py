@@ -188,7 +188,8 @@ def test_a_temperature_of_0_proves_no_form():
         tau[0] = 0.0
 
     watch, _ = investigated(lambda v, _: (v / tau[0]).softmax(-1)[:, 0].mean(), cold)
-    assert {incident.proof.verdict for incident in watch.incidents} == {"plausible"}
+    assert watch.incidents
+    assert all(incident.proof is None for incident in watch.incidents)
 
 
 def investigated(loss, spoil, **policy):

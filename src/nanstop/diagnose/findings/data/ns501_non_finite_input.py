@@ -35,10 +35,12 @@ NS204: finite data, undefined formula. No change of precision, learning rate or 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nanstop.diagnose.evidence.candidates import without_rows
 from nanstop.diagnose.evidence.reading import failing_batch
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import BatchFact, Diagnosis, Evidence
+from nanstop.records import BatchFact, BatchRows, Diagnosis, Evidence
 from nanstop.wording import counted, listed
 
 ADDITIONS = ("add", "sub")
@@ -67,7 +69,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         else "likely",
         lines=tuple(
             f"`{fact.name}` {fact.dtype} {list(fact.shape)}: "
-            f"{counted(fact.num_bad, 'element')} not finite{_at(fact)}{_drawn(evidence, fact)}"
+            f"{counted(fact.num_bad, 'element')} not finite{_at(evidence, fact)}"
             for fact in bad
         ),
         remedies=without_rows(evidence),
@@ -75,7 +77,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _at(fact: BatchFact) -> str:
+def _at(evidence: Evidence, fact: BatchFact) -> str:
     """Return in which of its rows an entry of several is not finite."""
     if not fact.bad_rows or len(fact.bad_rows) == fact.shape[0]:
         return ""
@@ -83,18 +85,23 @@ def _at(fact: BatchFact) -> str:
     more = len(fact.bad_rows) - _MOST_SHOWN
     if more > 0:
         return f", at rows {shown} and {more} more"
-    return f", at rows {shown}" if len(fact.bad_rows) > 1 else f", at row {shown}"
+    are_several, drawn = len(fact.bad_rows) > 1, _drawn(evidence, fact)
+    if drawn is not None:
+        rows, data = ", ".join(map(str, drawn.rows)), drawn.data
+        if are_several:
+            return f", at rows {shown} (rows {rows} of {data})"
+        return f", at row {shown} (row {rows} of {data})"
+    return f", at rows {shown}" if are_several else f", at row {shown}"
 
 
-def _drawn(evidence: Evidence, fact: BatchFact) -> str:
-    """Return which rows of the data set have an entry of their own that is not finite, where the
-    samples do not say.
+def _drawn(evidence: Evidence, fact: BatchFact) -> BatchRows | None:
+    """Return which rows of the data set have a value of their own that is not finite, where the
+    samples do not say it.
     """
     made_of = evidence.incident.rows if evidence.incident is not None else None
     if made_of is None or not made_of.by_row or fact.shape[:1] != (len(made_of.rows),):
-        return ""
-    named = [str(made_of.rows[row]) for row in fact.bad_rows[:_MOST_SHOWN]]
-    return f" (of {made_of.data}: {', '.join(named)})" if named else ""
+        return None
+    return replace(made_of, rows=tuple(made_of.rows[row] for row in fact.bad_rows))
 
 
 def _may_hide(evidence: Evidence) -> bool:

@@ -25,9 +25,10 @@ Bytes are what nanstop sends after the first {warm_up} steps: requests to the st
 keys and values, and what is reduced. It asks the store ever more seldom: over more steps they are
 fewer.
 
-The smaller the step, the more it shows: a watched step of a model of 4.7 million parameters took
-two to five milliseconds more of each process, which four on two cores pay for twice. At 245 ms a
-step the ratio was 1.035 under DDP (1.026 .. 1.042, beside 1.001 of two plain runs), in an earlier run.
+The smaller the step, the more it shows: a watched step of a model of 4.7 million parameters
+took two to five milliseconds more of each process, which four on two cores pay for twice. At
+245 ms a step the ratio was 1.035 under DDP (1.026 .. 1.042, beside 1.001 of two plain runs), in
+an earlier run.
 """
 
 

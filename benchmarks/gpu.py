@@ -14,23 +14,25 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gpu.machine import Machine, Row, described, present
 from rich.console import Console
 from rich.table import Table
 
-from gpu import attention, determinism, gauge, half, overhead, synchronisations
+from gpu import attention, defects, determinism, gauge, half, overhead, synchronisations, trainer
 
 RESULTS = Path(__file__).parent / "results" / "gpu"
-PARTS: dict[str, Callable[[Machine], list[Row]]] = {
+PARTS: dict[str, Callable[[Machine], Iterable[Row]]] = {
     "overhead": overhead.run,
+    "trainer": trainer.run,
     "synchronisations": synchronisations.run,
     "gauge": gauge.run,
     "half": half.run,
     "determinism": determinism.run,
     "attention": attention.run,
+    "defects": defects.run,
 }
 
 
@@ -45,7 +47,7 @@ def shown(name: str, rows: list[Row]) -> Table:
     return table
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--part", action="append", choices=PARTS, help="repeatable; all by default")
     parser.add_argument("--minutes", type=float, default=8.0, help="of a part, at most")
@@ -55,20 +57,32 @@ def main() -> None:
     machine, console = present(toy=options.toy, minutes=options.minutes), Console(width=140)
     known = described(machine)
     console.print(known)
-    parts = {}
+    file = options.out or RESULTS / f"{known.get('name', 'cpu toy').replace(' ', '-')}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    parts, failed = {}, False
     for name in options.part or PARTS:
         machine.begin()
-        began = time.monotonic()
-        rows = PARTS[name](machine)
+        began, rows = time.monotonic(), []
+
+        def write(name: str = name, rows: list[Row] = rows, began: float = began) -> None:
+            seconds = round(time.monotonic() - began, 1)
+            parts[name] = {"rows": rows, "lacks": list(machine.lacks), "seconds": seconds}
+            file.write_text(json.dumps({"machine": known, "parts": parts}, indent=2) + "\n")
+
+        try:
+            for row in PARTS[name](machine):
+                rows.append(row)
+                write()  # after each row: a machine that is lent can be taken back at any time
+        except Exception as error:  # the parts after it are measured all the same
+            failed = True
+            console.print_exception()
+            machine.lack(f"{name}: {type(error).__name__}: {error}")
+        write()
         console.print(shown(name, rows))
         for lack in machine.lacks:
             console.print(f"not here: {lack}")
-        seconds = round(time.monotonic() - began, 1)
-        parts[name] = {"rows": rows, "lacks": list(machine.lacks), "seconds": seconds}
-    file = options.out or RESULTS / f"{known.get('name', 'cpu toy').replace(' ', '-')}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"machine": known, "parts": parts}, indent=2) + "\n")
     console.print(f"written: {file}")
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -60,6 +61,9 @@ class FnStep:
         self._loss_fn = loss_fn
         self._rng = note_rng()
         self._updating = False
+
+    def learned(self, **facts):
+        self.facts = replace(self.facts, **facts)
 
     def run(self, micro, batch=None):
         restore_rng(self._rng)

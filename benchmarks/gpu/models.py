@@ -114,6 +114,6 @@ def _quantise(model: PreTrainedModel, machine: Machine) -> None:
             compute_dtype=torch.bfloat16,
             quant_type="nf4",
         )
-        small.weight = bnb.nn.Params4bit(child.weight.data.cpu(), requires_grad=False)
+        small.weight = bnb.nn.Params4bit(child.weight.data, requires_grad=False)
         small.bias = child.bias
         setattr(module, name, small.to(machine.device))

@@ -24,8 +24,14 @@ from gpu import models
 from gpu.machine import Machine, Row
 
 SIZES = ("0.5B", "1.5B", "7B")
-WARM_UP = 20
+Way = tuple[Callable[[], None], Callable[[], AbstractContextManager[Any]]]
+"""A step, and what is put around a block of such steps."""
+WARM_UP = 10
 """Watched steps that come first: a run is looked at more closely in its first ones."""
+PAIRS, BLOCK_SECONDS, MOST_STEPS = 8, 0.35, 10
+"""Blocks of each way, how long one of them takes at least, and steps of a block at the most."""
+BESIDE_PAIRS = 2
+"""Blocks of the other ways to look, which cost so much that more would show nothing."""
 
 
 @dataclass
@@ -36,9 +42,8 @@ class Block:
     peaks: list[int] = field(default_factory=list)
 
 
-def run(machine: Machine) -> list[Row]:
+def run(machine: Machine) -> Iterator[Row]:
     """Return a row for each size, way to train and way to look."""
-    rows: list[Row] = []
     for size in ("toy",) if machine.toy else SIZES:
         for how in models.HOW:
             for checkpointing in (False, True):
@@ -46,9 +51,10 @@ def run(machine: Machine) -> list[Row]:
                 if how.startswith("4-bit") and not _can_quantise(machine):
                     continue
                 if machine.goes_on(what):
+                    rows: list[Row] = []
                     with machine.within_memory(what):
-                        rows += _measured(machine, size, how, checkpointing=checkpointing)
-    return rows
+                        rows = _measured(machine, size, how, checkpointing=checkpointing)
+                    yield from rows
 
 
 def _can_quantise(machine: Machine) -> bool:
@@ -69,14 +75,16 @@ def _measured(machine: Machine, size: str, how: str, *, checkpointing: bool) -> 
         if machine.toy
         else models.batch(model, machine, 1 if size == "7B" else 2, 2048)
     )
-    pairs, steps = (2, 2) if machine.toy else (8, 6)
-    with tempfile.TemporaryDirectory() as out, nanstop.watch(trained, optimizer, out=out) as watch:
-        blocks = _interleaved(machine, trained, optimizer, watch, given, pairs, steps)
+    with (
+        tempfile.TemporaryDirectory() as out,
+        nanstop.watch(trained, optimizer, out=out) as watch,
+    ):
+        blocks = _interleaved(machine, trained, optimizer, watch, given, beside=not checkpointing)
         assert watch.incidents == ()
     plain = blocks.pop("plain")
     return [
         {"size": size, "trains": how, "checkpointing": checkpointing, "looks": name}
-        | _against(plain, block)
+        | against(plain, block)
         for name, block in blocks.items()
     ]
 
@@ -87,9 +95,11 @@ def _interleaved(
     optimizer: torch.optim.Optimizer,
     watch: Any,
     given: dict[str, Tensor],
-    pairs: int,
-    steps: int,
+    *,
+    beside: bool,
 ) -> dict[str, Block]:
+    """Return the blocks of plain and watched training, ``beside`` them those of the others."""
+
     def loss(batch: dict[str, Tensor]) -> Tensor:
         return model(**batch).loss
 
@@ -103,36 +113,43 @@ def _interleaved(
         watch.step(loss, given)
         watch.update(clip=1.0)
 
-    ways: dict[str, tuple[Callable[[], None], Callable[[], AbstractContextManager[Any]]]] = {
-        "plain": (plain, nullcontext),
-        "nanstop": (watched, nullcontext),
+    ways: dict[str, Way] = {"plain": (plain, nullcontext), "nanstop": (watched, nullcontext)}
+    others: dict[str, Way] = {
         "isfinite hooks": (plain, lambda: _isfinite_hooks(model)),
         "DebugUnderflowOverflow": (plain, lambda: _debugged(model)),
         "detect_anomaly": (plain, lambda: torch.autograd.detect_anomaly(check_nan=True)),
     }
-    blocks = {name: Block() for name in ways}
     for _ in range(2 if machine.toy else WARM_UP):
         watched()
-    for pair in range(pairs):
-        order = list(ways) if pair % 2 else list(ways)[::-1]
-        for name in order:
-            step, around = ways[name]
-            with around():
-                step()
-                if machine.has_cuda:
-                    torch.cuda.reset_peak_memory_stats()
-                spent = machine.milliseconds(lambda step=step: [step() for _ in range(steps)])
-            blocks[name].milliseconds.append(spent / steps)
-            if machine.has_cuda:
-                blocks[name].peaks.append(torch.cuda.max_memory_allocated())
+    steps = 2
+    if not machine.toy:
+        took = min(machine.milliseconds(plain) for _ in range(3))
+        steps = max(2, min(MOST_STEPS, round(1e3 * BLOCK_SECONDS / took)))
+    blocks = {name: Block() for name in (*ways, *(others if beside else ()))}
+    for pair in range(2 if machine.toy else PAIRS):
+        taken = ways | others if beside and pair < BESIDE_PAIRS else ways
+        for name in list(taken) if pair % 2 else list(taken)[::-1]:
+            _block(machine, blocks[name], taken[name], steps if name in ways else 2)
     return blocks
 
 
-def _against(plain: Block, other: Block) -> Row:
+def _block(machine: Machine, block: Block, way: Way, steps: int) -> None:
+    step, around = way
+    with around():
+        step()
+        if machine.has_cuda:
+            torch.cuda.reset_peak_memory_stats()
+        spent = machine.milliseconds(lambda: [step() for _ in range(steps)])
+    block.milliseconds.append(spent / steps)
+    if machine.has_cuda:
+        block.peaks.append(torch.cuda.max_memory_allocated())
+
+
+def against(plain: Block, other: Block) -> Row:
     """Return the time ratio (geometric mean, 95 % bootstrap interval over pairs) and the ratio of
     peaks.
     """
-    pairs = zip(plain.milliseconds, other.milliseconds, strict=True)
+    pairs = zip(plain.milliseconds, other.milliseconds, strict=False)  # others have fewer
     logs = [math.log(mine / theirs) for theirs, mine in pairs]
     draw = random.Random(0)
     means = sorted(statistics.fmean(draw.choices(logs, k=len(logs))) for _ in range(2000))

@@ -14,6 +14,7 @@ SAFE = {
     "island",
     "outer_autocast",
     "attention",
+    "eager",
     "fp32_trainables",
     "fp32_logits",
     "fp32_optimizer_state",

@@ -257,6 +257,7 @@ def test_span():
         "drop_micro",
         "drop_sample",
         "attention",
+        "eager",
         "finite_constant",
         "finite_fill",
         "form",

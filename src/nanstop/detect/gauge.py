@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from nanstop.detect.growth import Growth, foretell, suspected
 from nanstop.records import FORMAT_MAX, RangeRow, RunFacts
 from nanstop.records.formats import HALF
-from nanstop.tracing.module_ranges import ModuleEnd, ModuleRanges, is_compiling
+from nanstop.replay.conditions import is_compiling
+from nanstop.tracing.module_ranges import ModuleEnd, ModuleRanges
 
 if TYPE_CHECKING:
     from nanstop.records import Localization

@@ -45,6 +45,7 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
             RemedyInfo(
                 "attention", "safe", "compute attention with the `{value}` kernel", forward=True
             ),
+            RemedyInfo("eager", "safe", "run without `torch.compile`", forward=True),
             RemedyInfo(
                 "bf16",
                 "changes_training",

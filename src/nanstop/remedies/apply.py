@@ -11,7 +11,7 @@ from typing import Literal
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
 from nanstop.records.remedies import remedy_of
-from nanstop.remedies import attention, data, precision, training
+from nanstop.remedies import data, kernels, precision, training
 from nanstop.remedies.data import dropped_micros, rebatch
 from nanstop.remedies.forms.mode import finite_constant, form
 from nanstop.remedies.precision import reference
@@ -43,7 +43,8 @@ TABLE: Mapping[str, Remedy] = MappingProxyType(
             Remedy("drop_micro", data.drop_micro),
             Remedy("drop_sample", data.drop_sample),
             Remedy("init_rows", data.init_rows, "window"),
-            Remedy("attention", attention.attention),
+            Remedy("attention", kernels.attention),
+            Remedy("eager", kernels.eager),
             Remedy("bf16", precision.bf16, "window"),
             Remedy("fp32_trainables", precision.fp32_trainables, "window"),
             Remedy("fp32_logits", precision.fp32_logits),

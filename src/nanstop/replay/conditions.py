@@ -31,6 +31,12 @@ Under = Callable[[], AbstractContextManager[Any]]
 """Gives the context that a run is made in."""
 
 
+def is_compiling() -> bool:
+    """Return whether anything of this process was compiled: a hook would have it compiled again."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return bool(utils is not None and utils.counters.get("frames"))
+
+
 @contextmanager
 def eager() -> Iterator[None]:
     """Run compiled modules eagerly inside:

@@ -25,7 +25,7 @@ from nanstop.numerics.room import let_go
 from nanstop.numerics.tensors import floats, has_bad, in_float64, nonfinite
 from nanstop.numerics.update_length import is_ruinous
 from nanstop.records import Fidelity, Finiteness, Replay
-from nanstop.replay.conditions import Under, eager
+from nanstop.replay.conditions import Under, eager, is_compiling
 from nanstop.replay.step import Batch, Step, gradients_of
 
 
@@ -120,6 +120,19 @@ def attempt(  # noqa: PLR0913 - a run, and what is to be known of it, by name
         peak_bytes=device.max_memory_allocated() if measured else None,
         lengths=lengths,
     )
+
+
+def runs_compiled(step: Step) -> bool:
+    """Return whether a window calls compiled code. Undone. Its forwards run up to the first such
+    call: what is made to be looked into is none that any code was compiled for.
+
+    Errors: ``NanstopError`` where the window cannot be run again.
+    """
+    if not is_compiling():
+        return False
+    with torch.compiler.set_stance("fail_on_recompile"):
+        met = attempt(step, 0, window=True)
+    return "fail_on_recompile" in str(met.error)
 
 
 def communicates(step: Step) -> str:

@@ -157,6 +157,10 @@ class Step(Protocol):
     @property
     def facts(self) -> RunFacts: ...
 
+    def learned(self, **facts: Any) -> None:
+        """Have the step run by other facts from here on."""
+        ...
+
     @property
     def batches(self) -> tuple[Batch, ...]:
         """One prepared micro-batch each, by reference."""

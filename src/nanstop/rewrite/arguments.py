@@ -231,6 +231,39 @@ def _attention(source: Source, atom: Atom, _facts: RunFacts) -> list[Edit]:
     return [edit for node, name in pairs for edit in with_keyword(source, node, str(name), value)]
 
 
+def _eager(source: Source, _atom: Atom, _facts: RunFacts) -> list[Edit]:
+    """Take what compiles off: a call, a decorator, a training's argument."""
+    around = {
+        node
+        for one in ast.walk(source.tree)
+        for node in getattr(one, "decorator_list", ())
+        if _compiles(source, node)
+    }
+    edits = [Edit(*source.span(node), "torch.compiler.disable") for node in around]
+    for _, node in calls(source):
+        if _compiles(source, node) and node.args and node not in around:
+            edits.append(Edit(*source.span(node), source.segment(node.args[0])))
+        if any(one.arg == "torch_compile" for one in node.keywords):
+            edits += with_keyword(source, node, "torch_compile", "False")
+    for node in ast.walk(source.tree):
+        call = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(call, ast.Call) and _compiles_itself(source, call.func):
+            edits += with_keyword(source, call, "backend", '"eager"')
+    return edits
+
+
+def _compiles_itself(source: Source, called: ast.expr) -> bool:
+    """Return whether this is ``compile`` of a value, as in ``model.compile()``."""
+    if not isinstance(called, ast.Attribute) or called.attr != "compile":
+        return False
+    return source.is_value(called.value)
+
+
+def _compiles(source: Source, node: ast.expr) -> bool:
+    called = node.func if isinstance(node, ast.Call) else node
+    return source.qualified(called) == "torch.compile"
+
+
 def _unscale(source: Source, atom: Atom, _facts: RunFacts) -> list[Edit]:
     """Take the number off the loss again: where it stands ahead of ``backward``, else where the
     script multiplies something by it, if it does so once.
@@ -334,6 +367,7 @@ _BY_REMEDY: Mapping[str, Callable[[Source, Atom, RunFacts], list[Edit]]] = {
     "weight_decay": _set,
     "optimizer_swap": _optimizer_swap,
     "attention": _attention,
+    "eager": _eager,
     "fp32_trainables": _fp32_trainables,
     "loss_scale": _loss_scale,
 }

@@ -58,4 +58,5 @@ def present_facts(facts: RunFacts, step: Step | None) -> RunFacts:
         odd = [rate for rate in rates if not math.isfinite(rate)]
         optimizer = replace(optimizer, lr=(odd or rates)[0])
     groups = param_groups(step.view.root.named_parameters())
-    return replace(facts, param_groups=groups, optimizer=optimizer)
+    compiled = facts.compiled or step.facts.compiled
+    return replace(facts, param_groups=groups, optimizer=optimizer, compiled=compiled)

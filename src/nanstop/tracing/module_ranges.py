@@ -9,7 +9,6 @@ seen (attention scores under a fused kernel).
 from __future__ import annotations
 
 import math
-import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -200,9 +199,3 @@ def formats_behind(outputs: Iterable[Tensor]) -> frozenset[str]:
     inputs = (one for node in nodes for one in getattr(node, "_input_metadata", ()))
     formats = {one.dtype for one in inputs if one.dtype}
     return frozenset(format_name(one) for one in formats if one.is_floating_point)
-
-
-def is_compiling() -> bool:
-    """Return whether anything of this process was compiled: a hook would have it compiled again."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    return bool(utils is not None and utils.counters.get("frames"))

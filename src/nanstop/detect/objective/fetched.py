@@ -13,8 +13,8 @@ from torch import Tensor
 from nanstop.numerics.tensors import by_torch_alone, tensors, version
 from nanstop.own_code import is_library
 from nanstop.records import SourceLine
+from nanstop.replay.conditions import is_compiling
 from nanstop.replay.function_modes import OwnMode, is_crowded, put_on, take_off
-from nanstop.tracing.module_ranges import is_compiling
 from nanstop.tracing.places import source_line, user_line
 
 MOST_FETCHES, MOST_CALLS, MOST_ELEMENTS = 4, 256, 1 << 14

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -134,6 +134,9 @@ class LoopStep:
     remedies: WindowRemedies = field(default_factory=WindowRemedies)
     replicas: Replicas = ONE_COPY
     collectives: Collectives = field(default_factory=Collectives)
+
+    def learned(self, **facts: Any) -> None:
+        self.facts = replace(self.facts, **facts)
 
     @property
     def batches(self) -> tuple[Batch, ...]:

@@ -286,11 +286,12 @@ def _begun_loops(open_session: OpenSession) -> Any:
 
 def _compile(original: Any, model: Any = None, **options: Any) -> Any:
     """Stand in for ``torch.compile``: a compiled function must not see a tape, a compiled module
-    never does.
+    (``module.compile()`` compiles how it is called) never does.
     """
     global _compiles_functions  # noqa: PLW0603
     _end_first_use()
-    is_function = model is not None and not isinstance(model, sys.modules["torch"].nn.Module)
+    owner = model.__self__ if getattr(model, "__name__", "") == "_call_impl" else model
+    is_function = owner is not None and not isinstance(owner, sys.modules["torch"].nn.Module)
     if is_function and (getattr(model, "__module__", None) or "").partition(".")[0] not in _KERNELS:
         _compiles_functions = True
         if _loops is not None:

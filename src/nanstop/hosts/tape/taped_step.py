@@ -45,6 +45,9 @@ class TapedStep:
     def facts(self) -> RunFacts:
         return self.inner.facts
 
+    def learned(self, **facts: Any) -> None:
+        self.inner.learned(**facts)
+
     @property
     def batches(self) -> tuple[Batch, ...]:
         return tuple(micro.batch for micro in self.taped)

@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -118,6 +118,9 @@ class EvalStep:
     predict: Any
     rates: tuple[float, ...] = ()
     collectives: Collectives = field(default_factory=Collectives)
+
+    def learned(self, **facts: Any) -> None:
+        self.facts = replace(self.facts, **facts)
 
     @property
     def calls_script(self) -> bool:

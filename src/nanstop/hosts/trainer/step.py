@@ -6,7 +6,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -59,7 +59,6 @@ class TrainerMicro:
     buffers: Any = ()
     loss: Tensor | None = None
     taped: TapedMicro | None = None
-
     reduced: bool = field(init=False)
     """See ``hosts.loop.step.Micro``."""
 
@@ -237,6 +236,9 @@ class HfStep:
     host: Reentry
     past: str = ""
     rewritten_at: Callable[[], None] = lambda: None
+
+    def learned(self, **facts: Any) -> None:
+        self.facts = replace(self.facts, **facts)
 
     @property
     def batches(self) -> tuple[Batch, ...]:

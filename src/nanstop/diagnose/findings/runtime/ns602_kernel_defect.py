@@ -48,7 +48,7 @@ from __future__ import annotations
 from nanstop.diagnose.evidence.candidates import Candidates, islands, kernels
 from nanstop.diagnose.evidence.reading import MODEST, foreign_kernel, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, OpEvent, op_name
+from nanstop.records import Atom, Diagnosis, Evidence, OpEvent, op_name
 from nanstop.wording import counted, number
 
 
@@ -89,7 +89,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
             cause="the same step is finite without compilation",
             confidence="likely",
             lines=("fusion may also round an overflow that is near: compare with float32",),
-            remedies=kernels(facts),
+            remedies=((Atom(remedy="eager"),), *kernels(facts)),
         )
     return None
 

@@ -122,17 +122,18 @@ def attempt(  # noqa: PLR0913 - a run, and what is to be known of it, by name
     )
 
 
-def runs_compiled(step: Step) -> bool:
-    """Return whether a window calls compiled code. Undone. Its forwards run up to the first such
+def note_compiled(step: Step) -> None:
+    """Have a step know whether it calls compiled code. Undone. Its window runs up to the first such
     call: what is made to be looked into is none that any code was compiled for.
 
     Errors: ``NanstopError`` where the window cannot be run again.
     """
-    if not is_compiling():
-        return False
+    if step.facts.compiled or not is_compiling():
+        return
     with torch.compiler.set_stance("fail_on_recompile"):
         met = attempt(step, 0, window=True)
-    return "fail_on_recompile" in str(met.error)
+    if "fail_on_recompile" in str(met.error):
+        step.learned(compiled=True)
 
 
 def communicates(step: Step) -> str:

@@ -29,7 +29,7 @@ from nanstop.prove.failing_step import (
 from nanstop.prove.ladder import bounded
 from nanstop.records import Action, AuditEntry, FailureKey, Proof, Report, Signal, StateRow
 from nanstop.remedies.apply import applied
-from nanstop.replay.rerun import runs_compiled
+from nanstop.replay.rerun import note_compiled
 from nanstop.replay.step import room_made
 from nanstop.session.investigation import Investigation
 from nanstop.session.run_state import RunState, present_facts
@@ -277,15 +277,13 @@ class Failures:
                 return broken
             if broken == step.id.step - 1:
                 found.remade_finite = broken
-        if not step.facts.compiled and found.stage("compiled", lambda: runs_compiled(step)):
-            step.learned(compiled=True)
+        found.stage("compiled", lambda: note_compiled(step))
         before, raised = rewind.steps if rewind is not None else (), found.raised
         failing = found.stage(
             "capture", lambda: failing_step(step, phase=found.phase, raised=raised, before=before)
         )
-        return failing and replace(
-            failing, rewritten=found.rewritten_at is not None, way_back=rewind
-        )
+        rewritten = found.rewritten_at is not None
+        return failing and replace(failing, rewritten=rewritten, way_back=rewind)
 
     def _decide(
         self, found: Investigation, now: FailurePoint, failing: FailingStep | None

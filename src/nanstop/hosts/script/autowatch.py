@@ -42,9 +42,7 @@ _loops: Any = None
 _heard_by: list[Callable[[Any], None]] = []
 _num_pauses = 0
 _first_use: Any = None
-"""What looks for the first step of a loop without an optimizer, None once it has come, or is none
-to be looked for.
-"""
+"""What looks for the first step of a loop without an optimizer, None where it is not looked for."""
 _compiles_functions = False
 _KERNELS = ("bitsandbytes", "deepspeed")
 """Compile kernels of their own operations when they are imported;
@@ -285,8 +283,8 @@ def _begun_loops(open_session: OpenSession) -> Any:
 
 
 def _compile(original: Any, model: Any = None, **options: Any) -> Any:
-    """Stand in for ``torch.compile``: a compiled function must not see a tape, a compiled module
-    (``module.compile()`` compiles how it is called) never does.
+    """Stand in for ``torch.compile``: a compiled function must not see a tape; a module, or how it
+    is called (``module.compile()``), never does.
     """
     global _compiles_functions  # noqa: PLW0603
     _end_first_use()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -91,7 +92,37 @@ def _model(machine: Machine) -> Qwen2ForCausalLM:
 
 
 def _step(machine: Machine, length: int) -> Row:
-    """Return what nanstop says of ten steps of DPO's shape: pairs of answers, padded, a mask."""
+    """Return what nanstop says of ten steps of DPO's shape: pairs of answers, padded, a mask;
+    beside it what the same steps come to without it, as they are and with other kernels.
+    """
+    watched = _trained(machine, length, watched=True)
+    plain = _trained(machine, length)
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        other = _trained(machine, length)
+    found = watched.pop("incidents")
+    row: Row = {
+        "outcome": "nothing to report",
+        "last loss": watched["last loss"],
+        "weights finite": watched["weights finite"],
+        "plain loss": plain["last loss"],
+        "plain weights finite": plain["weights finite"],
+        "loss of other kernels": other["last loss"],
+    }
+    if not found:
+        return row
+    first = found[0]
+    place = first.localization.first_bad if first.localization is not None else None
+    return row | {
+        "outcome": ", ".join(one.code for one in first.diagnoses),
+        "incidents": len(found),
+        "op": place.op if place is not None else None,
+        "cure": " + ".join(map(str, first.proof.minimal)) if first.proof is not None else None,
+        "verdict": first.proof.verdict if first.proof is not None else None,
+        "last action": first.audit[-1].action.kind if first.audit else None,
+    }
+
+
+def _trained(machine: Machine, length: int, *, watched: bool = False) -> Row:
     model = _model(machine).train()
     optimizer = models.optimizer_of(model, machine)
 
@@ -104,25 +135,29 @@ def _step(machine: Machine, length: int) -> Row:
         chosen, rejected = answers(batch).chunk(2)
         return -functional.logsigmoid(0.01 * (chosen - rejected)).mean()
 
-    losses = []
-    with tempfile.TemporaryDirectory() as out, quiet():
-        with nanstop.watch(model, optimizer, out=out) as watch:
-            for number in range(3 if machine.toy else 10):
-                ids = models.batch(model, machine, 4, length, number)["input_ids"]
-                mask = torch.ones_like(ids)
-                mask[1, -7:] = 0
-                losses.append(watch.step(loss, {"ids": ids, "mask": mask}))
+    losses, incidents = [], ()
+    with tempfile.TemporaryDirectory() as out, ExitStack() as scope:
+        watch: Any = None
+        if watched:
+            scope.enter_context(quiet())
+            watch = scope.enter_context(nanstop.watch(model, optimizer, out=out))
+        for number in range(3 if machine.toy else 10):
+            ids = models.batch(model, machine, 4, length, number)["input_ids"]
+            mask = torch.ones_like(ids)
+            mask[1, -7:] = 0
+            batch = {"ids": ids, "mask": mask}
+            if watch is not None:
+                losses.append(watch.step(loss, batch))
                 watch.update(clip=1.0)
-        found = watch.incidents
-    last = float(losses[-1])
-    if not found:
-        return {"outcome": "nothing to report", "last loss": last}
-    first = found[0]
-    place = first.localization.first_bad if first.localization is not None else None
+                continue
+            losses.append(loss(batch))
+            losses[-1].backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        incidents = watch.incidents if watch is not None else ()
     return {
-        "outcome": ", ".join(one.code for one in first.diagnoses),
-        "op": place.op if place is not None else None,
-        "verdict": first.proof.verdict if first.proof is not None else None,
-        "last action": first.audit[-1].action.kind if first.audit else None,
-        "last loss": last,
+        "last loss": float(losses[-1].detach()),
+        "weights finite": all(bool(p.isfinite().all()) for p in model.parameters()),
+        "incidents": incidents,
     }

@@ -131,7 +131,7 @@ def _there(machine: Machine, one: Defect) -> Row:
     found: Row = {
         "eager": bool(eager.isfinite().all()),
         "compiled": bool(compiled.isfinite().all()),
-        "apart": float((eager - compiled).abs().nan_to_num(torch.inf).max()),
+        "apart": float((eager - compiled).detach().abs().nan_to_num(torch.inf).max()),
     }
     if found["eager"] and not found["compiled"]:
         torch.compiler.reset()
@@ -162,6 +162,7 @@ def _watched(machine: Machine, one: Defect) -> Row:
     return {
         "codes": [one.code for report in reports for one in report.diagnoses],
         "op": place.op if place is not None else None,
+        "cure": " + ".join(map(str, first.proof.minimal)) if first and first.proof else None,
         "verdict": first.proof.verdict if first and first.proof else None,
         "done": first.audit[-1].action.kind if first and first.audit else None,
         "weights finite": all(bool(p.isfinite().all()) for p in model.parameters()),

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
+from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from gpu import models
 from gpu.machine import Machine, Row
 from nanstop.demo.quiet import quiet
 
+RUNS = 10
 STRIKES = 3
 """The step that fails, from 0."""
 
@@ -26,31 +29,28 @@ STRIKES = 3
 def run(machine: Machine) -> list[Row]:
     """Return a row for each format and setting: what came of all runs."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    num_runs = 1 if machine.toy else 10
-    rows: list[Row] = []
-    for dtype in (torch.float32, torch.bfloat16):
-        for deterministic in (False, True):
-            name = f"{str(dtype).removeprefix('torch.')}, deterministic {deterministic}"
-            replays: Counter[str] = Counter()
-            proofs: Counter[str] = Counter()
-            done = 0
-            for seed in range(num_runs):
-                if not machine.goes_on(name):
-                    break
-                fidelity, verdict = _failed(machine, dtype, seed, deterministic=deterministic)
-                replays[fidelity] += 1
-                proofs[verdict] += 1
-                done += 1
-            rows.append(
-                {
-                    "format": str(dtype).removeprefix("torch."),
-                    "deterministic": deterministic,
-                    "runs": done,
-                    "replays": dict(replays),
-                    "proofs": dict(proofs),
-                }
-            )
-    return rows
+    settings = list(product((torch.float32, torch.bfloat16), (False, True)))
+    replays: dict[Any, Counter[str]] = {one: Counter() for one in settings}
+    proofs: dict[Any, Counter[str]] = {one: Counter() for one in settings}
+    for seed, (dtype, deterministic) in product(range(1 if machine.toy else RUNS), settings):
+        if machine.goes_on(f"run {seed} of {_name(dtype)}, deterministic {deterministic}"):
+            fidelity, verdict = _failed(machine, dtype, seed, deterministic=deterministic)
+            replays[dtype, deterministic][fidelity] += 1
+            proofs[dtype, deterministic][verdict] += 1
+    return [
+        {
+            "format": _name(dtype),
+            "deterministic": deterministic,
+            "runs": replays[dtype, deterministic].total(),
+            "replays": dict(replays[dtype, deterministic]),
+            "proofs": dict(proofs[dtype, deterministic]),
+        }
+        for dtype, deterministic in settings
+    ]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _failed(

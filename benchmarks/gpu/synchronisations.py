@@ -6,13 +6,16 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
+from transformers import TrainerCallback
 
 import nanstop
 from gpu import models
 from gpu.machine import Machine, Row
+from gpu.trainer import trained
 
 STEPS = 9
 """Steps that are counted, each on its own: the clock says when the gauge looks at one of them, so
@@ -59,28 +62,63 @@ def run(machine: Machine) -> list[Row]:
         for _ in range(FIRST):
             watched()
         counts = {"plain": _counted(plain, machine), "watched": _counted(watched, machine)}
+    rows = _rows("loop", counts)
+    counts = {}
+    for name in ("plain", "watched"):
+        counter = _Counter(machine)
+        with machine.within_memory(f"{name} Trainer"):
+            trained(machine, "full", counter, FIRST + STEPS, watched=name == "watched")
+        counts[name] = counter.counts
+    return [*rows, *_rows("Trainer", counts)]
+
+
+def _rows(host: str, counts: dict[str, list[Counter[str]]]) -> list[Row]:
     rows: list[Row] = []
     for what in WAITS:
         of = {name: [step[what] for step in steps] for name, steps in counts.items()}
         usual = {name: median(found) for name, found in of.items()}
-        rows.append({"what": what, **usual, "most": max(of["watched"])})
+        rows.append({"host": host, "what": what, **usual, "most": max(of["watched"])})
     return rows
+
+
+class _Counter(TrainerCallback):
+    """Counts the waits of each of a trainer's last ``STEPS`` steps."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.counts: list[Counter[str]] = []
+        self._machine, self._profiler = machine, None
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step >= FIRST:
+            self._machine.synchronise()
+            self._profiler = profile(activities=_activities(self._machine))
+            self._profiler.__enter__()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._profiler is not None:
+            self._profiler.__exit__(None, None, None)
+            self.counts.append(_waits(self._profiler))
+            self._profiler = None
 
 
 def _counted(step: Callable[[], None], machine: Machine) -> list[Counter[str]]:
     """Return how many waits of each kind each of ``STEPS`` steps had."""
-    activities = [ProfilerActivity.CPU]
-    if machine.has_cuda:
-        activities.append(ProfilerActivity.CUDA)
     counts: list[Counter[str]] = []
     for _ in range(STEPS):
         machine.synchronise()
-        with profile(activities=activities) as profiler:
+        with profile(activities=_activities(machine)) as profiler:
             step()
-        names = [event.name for event in profiler.events() or ()]
-        counts.append(
-            Counter(
-                what for name in names for what, starts in WAITS.items() if name.startswith(starts)
-            )
-        )
+        counts.append(_waits(profiler))
     return counts
+
+
+def _activities(machine: Machine) -> list[ProfilerActivity]:
+    cuda = [ProfilerActivity.CUDA] if machine.has_cuda else []
+    return [ProfilerActivity.CPU, *cuda]
+
+
+def _waits(profiler: profile) -> Counter[str]:
+    names = [event.name for event in profiler.events() or ()]
+    return Counter(
+        what for name in names for what, starts in WAITS.items() if name.startswith(starts)
+    )

@@ -78,18 +78,26 @@ class Rows(Dataset[Any]):
         return {"input_ids": ids, "labels": ids}
 
 
-def _run(machine: Machine, how: str, block: Block, *, watched: bool, again: bool) -> None:
-    first, steps, rows, length = (1, 2, 2, 16) if machine.toy else (FIRST, STEPS, 2, 2048)
+def trained(
+    machine: Machine,
+    how: str,
+    callback: TrainerCallback,
+    num_steps: int,
+    *,
+    watched: bool,
+    again: bool = False,
+) -> None:
+    """Train a small Qwen2 for some steps; ``again``: with checkpointing."""
+    rows, length = (2, 16) if machine.toy else (2, 2048)
     model = models.qwen2("toy" if machine.toy else "0.5B", machine)
     trained = models.made_trainable(model, how, machine)
     if again:
         model.enable_input_require_grads()
-    timer = Timer(machine, first, steps)
     with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(io.StringIO()):
         args = TrainingArguments(
             output_dir=out,
             per_device_train_batch_size=rows,
-            max_steps=first + steps,
+            max_steps=num_steps,
             learning_rate=1e-5,
             bf16=machine.has_cuda,
             gradient_checkpointing=again,
@@ -101,11 +109,17 @@ def _run(machine: Machine, how: str, block: Block, *, watched: bool, again: bool
             disable_tqdm=True,
             use_cpu=not machine.has_cuda,
         )
-        data = Rows(model.config.vocab_size, length, rows * (first + steps))
-        trainer = Trainer(model=trained, args=args, train_dataset=data, callbacks=[timer])
+        data = Rows(model.config.vocab_size, length, rows * num_steps)
+        trainer = Trainer(model=trained, args=args, train_dataset=data, callbacks=[callback])
         watch = nanstop.watch(trainer, out=f"{out}/nanstop") if watched else None
         trainer.train()
         assert watch is None or watch.incidents == (), watch.incidents
+
+
+def _run(machine: Machine, how: str, block: Block, *, watched: bool, again: bool) -> None:
+    first, steps = (1, 2) if machine.toy else (FIRST, STEPS)
+    timer = Timer(machine, first, steps)
+    trained(machine, how, timer, first + steps, watched=watched, again=again)
     block.milliseconds.append(timer.milliseconds)
     if machine.has_cuda:
         block.peaks.append(torch.cuda.max_memory_allocated())

@@ -178,7 +178,7 @@ def _large(linear: nn.Linear) -> nn.Linear:
     return linear
 
 
-HALF, WIDE = torch.float16, {"product out of bfloat16": 2e37}
+HALF, WIDE = torch.float16, {"product out of bfloat16": 2e36}
 ZEROS = {"rows of zeros": 0.0}
 KINDS = (
     Kind(
@@ -219,7 +219,7 @@ KINDS = (
     Kind(
         "4-bit LoRA",
         _four_bit,
-        {"product out of float16": 5e3},
+        {"product out of float16": 5e2},
         dtype=HALF,
         made=_adapted,
         needs=("bitsandbytes", "peft"),

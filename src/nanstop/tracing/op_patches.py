@@ -21,7 +21,7 @@ from nanstop.numerics.tensors import bad_mask, is_measurable
 from nanstop.records import op_name
 from nanstop.replay.rng import rng_kept
 from nanstop.tracing.op_details import operands_of, outputs_of, replaced_in
-from nanstop.tracing.recorder import is_counted
+from nanstop.tracing.recorder import is_counted, opened
 
 Look = Callable[[int, Any, Any, Mapping[str, Any]], "Callable[[Any], None] | None"]
 
@@ -71,6 +71,8 @@ class SecondRun(TorchDispatchMode):
         counted = is_counted(func, types)
         if counted is None:
             return NotImplemented
+        if operators.traits(func).may_copy:
+            return opened(self, func, args, kwargs)
         if not counted:
             return func(*args, **kwargs)
         index = self._count

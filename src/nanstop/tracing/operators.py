@@ -56,6 +56,8 @@ class Traits:
     """Whether it returns a list of tensors, one for each of its list operands
     (``_foreach_mul``).
     """
+    may_copy: bool = False
+    """Whether it is declared as a view and made of other ops, one of which may copy (``to``)."""
 
 
 @cache
@@ -85,6 +87,7 @@ def traits(func: Any) -> Traits:
         uninitialised=base in _UNINITIALISED,
         mutated=frozenset(mutated),
         overwritten=frozenset(overwritten),
+        may_copy=is_view and bool(aliases) and func._can_decompose(),
         makes_list=[str(r.type) for r in schema.returns] == ["List[Tensor]"],
     )
 

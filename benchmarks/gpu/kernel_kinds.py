@@ -32,8 +32,8 @@ class Kind:
     faults: Mapping[str, float]
     dtype: torch.dtype = torch.bfloat16
     made: Callable[[nn.Module], nn.Module] = lambda model: model
-    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = (
-        lambda trained: torch.optim.SGD(trained, lr=1e-2, momentum=0.9)
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = lambda trained: (
+        torch.optim.SGD(trained, lr=1e-2, momentum=0.9)
     )
     around: Callable[[], Any] = nullcontext
     entropy: Callable[[], Callable[[Tensor, Tensor], Tensor]] = lambda: functional.cross_entropy

@@ -177,7 +177,8 @@ def test_state_that_an_optimizer_keeps_wide_stays_so(remedy):
         saved = view.optimizer.state_dict()["state"][0]["absmax"]
         view.optimizer.step()
     assert state["absmax"] is scales
-    assert saved.equal(scales) and saved.dtype == torch.float32
+    assert saved.equal(scales)
+    assert saved.dtype == torch.float32
     assert state["exp_avg"].dtype == torch.bfloat16
 
 

@@ -20,6 +20,7 @@ from nanstop.frozen import frozen
 from nanstop.numerics.tensors import bad_mask, is_measurable
 from nanstop.records import op_name
 from nanstop.replay.rng import rng_kept
+from nanstop.tracing import operators
 from nanstop.tracing.op_details import operands_of, outputs_of, replaced_in
 from nanstop.tracing.recorder import is_counted, opened
 

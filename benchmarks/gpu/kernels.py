@@ -111,7 +111,8 @@ def _watched(
     kind: Kind, machine: Machine, out: str, gain: float
 ) -> tuple[nn.Module, Any, list[float]]:
     model, optimizer, loss = _built(kind, machine)
-    losses = []
+    losses: list[float] = []
+    watch: Any
     with kind.around(), nanstop.watch(model, optimizer, out=out) as watch:
         for batch in _batches(machine, gain):
             losses.append(float(watch.step(loss, batch)))

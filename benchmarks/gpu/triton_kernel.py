@@ -78,12 +78,12 @@ def row_norm(x: Tensor) -> Tensor:
     return RowNorm.apply(x)
 
 
-@torch.library.triton_op("rowwise::norm", mutates_args=())
+@torch.library.triton_op("rowwise::unit", mutates_args=())
 def _registered(x: Tensor) -> tuple[Tensor, Tensor]:
     return _forward(x)
 
 
-@torch.library.triton_op("rowwise::norm_backward", mutates_args=())
+@torch.library.triton_op("rowwise::unit_backward", mutates_args=())
 def _registered_backward(g: Tensor, y: Tensor, inverse: Tensor) -> Tensor:
     return _backward(g, y, inverse)
 
@@ -101,6 +101,6 @@ _registered.register_autograd(_differentiate, setup_context=_keep)
 
 def registered_row_norm(x: Tensor) -> Tensor:
     """Return x / rms(x) over the last axis, in the format of x, by operations of torch's own
-    dispatcher, ``rowwise::norm`` and its backward.
+    dispatcher, ``rowwise::unit`` and its backward.
     """
     return _registered(x)[0]

@@ -133,6 +133,26 @@ class OtherResult(SecondRun):
         return self._change(result) if index == self._index else result
 
 
+class Filled:
+    """Has one op, by its index, leave ones in all that it returns."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def __call__(
+        self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], None] | None:
+        if index != self._index:
+            return None
+
+        def done(result: Any) -> None:
+            with torch.no_grad():
+                for output in outputs_of(func, args, kwargs, result):
+                    output.fill_(1)
+
+        return done
+
+
 @frozen
 class Spot:
     """What is to be put right at one op:

@@ -92,6 +92,11 @@ def traits(func: Any) -> Traits:
     )
 
 
+def takes_memory(op: str) -> bool:
+    """Return whether an op, by the name that torch prints, takes memory and writes nothing."""
+    return op_name(op) in _UNINITIALISED
+
+
 def tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[int | str, int | None, Tensor]]:
     """Yield (argument position or name, lane, tensor);
     the lane is the place in a list argument, else None.

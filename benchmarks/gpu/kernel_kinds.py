@@ -80,10 +80,11 @@ class Guarded(nn.Module):
         self.projection = nn.Linear(width, width)
 
     def forward(self, hidden: Tensor, gain: Tensor) -> Tensor:
-        level = (1 + hidden.abs()) * gain
+        level = ((1 + hidden.abs()) * gain).half()
         power = level * level
         ratio = level / torch.where(power == 0, 1.0, power)
-        return self.projection(ratio) * gain.sqrt()
+        weight, bias = self.projection.weight.half(), self.projection.bias.half()
+        return functional.linear(ratio, weight, bias) * gain.sqrt()
 
 
 class Attention(nn.Module):
@@ -142,9 +143,9 @@ def _four_bit(width: int) -> nn.Module:
     import bitsandbytes as bnb
 
     whole = _large(nn.Linear(width, width, dtype=torch.float16, device="cpu"))
-    small = bnb.nn.Linear4bit(width, width, compute_dtype=torch.float16, quant_type="nf4")
+    form = {"compute_dtype": torch.float16, "quant_type": "nf4"}
+    small = bnb.nn.Linear4bit(width, width, bias=False, **form)
     small.weight = bnb.nn.Params4bit(whole.weight.data, requires_grad=False)
-    small.bias = whole.bias.requires_grad_(False)
     return Scaled(small)
 
 
@@ -178,14 +179,14 @@ def _large(linear: nn.Linear) -> nn.Linear:
     return linear
 
 
-HALF, WIDE = torch.float16, {"product out of bfloat16": 2e36}
+WIDE = {"product out of bfloat16": 2e36}
 ZEROS = {"rows of zeros": 0.0}
 KINDS = (
     Kind(
         "torch.compile",
         Guarded,
         {"root of -1": -1.0, "compiled only": 1e-5},
-        dtype=HALF,
+        dtype=torch.float32,
         made=torch.compile,
         slow=True,
     ),
@@ -210,8 +211,7 @@ KINDS = (
     Kind(
         "Liger SwiGLU, cross-entropy",
         _liger_mlp,
-        {"product out of float16": 1e3},
-        dtype=HALF,
+        {"product out of bfloat16": 1e20},
         entropy=_liger_entropy,
         needs=("triton", "liger_kernel"),
         cuda=True,
@@ -220,7 +220,7 @@ KINDS = (
         "4-bit LoRA",
         _four_bit,
         {"product out of float16": 5e2},
-        dtype=HALF,
+        dtype=torch.float32,
         made=_adapted,
         needs=("bitsandbytes", "peft"),
     ),

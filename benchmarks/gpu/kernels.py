@@ -64,10 +64,10 @@ def _healthy(kind: Kind, machine: Machine) -> Row:
     with tempfile.TemporaryDirectory() as out:
         model, watch, _ = _watched(kind, machine, out, gain=1.0)
     return {
-        "outcome": f"{len(watch.incidents)} incidents",
+        "outcome": f"{len(watch.incidents)} incidents, {len(watch.findings)} findings",
         "repeats": _same(first, again),
         "bitwise": _same(first, model),
-        "code": ", ".join(one.code for found in watch.incidents for one in found.diagnoses),
+        "code": ", ".join(one.code for one in watch.findings),
     }
 
 
@@ -90,6 +90,7 @@ def _failed(kind: Kind, what: str, machine: Machine) -> Row:
         "module": place and place.module,
         "line": line and " ".join(line.text.split()),
         "reference": place and place.reference,
+        "not seen": found and "; ".join(found.blind_spots),
         "replay": replay and f"{replay.fidelity}, {replay.num_failed} of {replay.runs} fail",
         "eager": replay and replay.eager,
         "verdict": proof and proof.verdict,

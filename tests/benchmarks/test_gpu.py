@@ -52,7 +52,8 @@ def test_a_fault_inside_a_kernel_is_located(tmp_path):
     rows = {(row["kind"], row["run"]): row for row in found["rows"]}
     healthy = {kind: row for (kind, run), row in rows.items() if run == "healthy"}
     assert {"SDPA flash", "SDPA math", "4-bit LoRA", "8-bit AdamW"} == set(healthy)
-    assert all(row["outcome"] == "0 incidents" and row["bitwise"] for row in healthy.values())
+    assert all(row["outcome"] == "0 incidents, 0 findings" for row in healthy.values())
+    assert all(row["bitwise"] for row in healthy.values())
     failed = {kind: row for (kind, run), row in rows.items() if run != "healthy"}
     assert all("weights finite: True" in row["outcome"] for row in failed.values())
     assert all("layers.1" in row["module"] for row in failed.values())

@@ -25,9 +25,8 @@ STEPS, STRIKES = 6, 3
 """``STRIKES``: the step that fails, from 0."""
 
 
-def run(machine: Machine) -> list[Row]:
+def run(machine: Machine) -> Iterator[Row]:
     """Return, of each kind, a row of its healthy runs and one of each fault."""
-    rows: list[Row] = []
     for kind in KINDS:
         if not machine.goes_on(kind.name):
             break
@@ -42,8 +41,7 @@ def run(machine: Machine) -> list[Row]:
         for what in ("healthy", *kind.faults):
             began = time.monotonic()
             row = {"kind": kind.name, "run": what} | _tried(kind, what, machine)
-            rows.append(row | {"seconds": round(time.monotonic() - began, 1)})
-    return rows
+            yield row | {"seconds": round(time.monotonic() - began, 1)}
 
 
 def _tried(kind: Kind, what: str, machine: Machine) -> Row:

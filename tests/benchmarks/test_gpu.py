@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
-PARTS = ("overhead", "synchronisations", "gauge", "half", "determinism", "attention", "kernels")
+PARTS = ("overhead", "trainer", "synchronisations", "gauge", "half", "determinism", "attention")
+PARTS += ("defects", "kernels")
 
 
 def gone_through(out, *parts):

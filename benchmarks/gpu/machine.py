@@ -21,6 +21,9 @@ PACKAGES = (
     "accelerate",
     "trl",
     "bitsandbytes",
+    "triton",
+    "liger-kernel",
+    "torchao",
     "mindstudio-probe",
 )
 Row = dict[str, Any]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
-PARTS = ("overhead", "synchronisations", "gauge", "half", "determinism", "attention")
+PARTS = ("overhead", "trainer", "synchronisations", "gauge", "half", "determinism", "attention")
+PARTS += ("defects", "kernels")
 
 
 def gone_through(out, *parts):
@@ -44,3 +45,19 @@ def test_every_part_comes_to_its_end(tmp_path):
     assert all(part["rows"] for part in found["parts"].values())
     looks = {row["looks"] for row in found["parts"]["overhead"]["rows"]}
     assert "nanstop" in looks
+
+
+@pytest.mark.slow
+def test_a_fault_inside_a_kernel_is_located(tmp_path):
+    found = gone_through(tmp_path / "gpu.json", "kernels")["parts"]["kernels"]
+    rows = {(row["kind"], row["run"]): row for row in found["rows"]}
+    healthy = {kind: row for (kind, run), row in rows.items() if run == "healthy"}
+    assert {"SDPA flash", "SDPA math", "4-bit LoRA", "8-bit AdamW"} == set(healthy)
+    assert all(row["outcome"] == "0 incidents, 0 findings" for row in healthy.values())
+    assert all(row["bitwise"] for row in healthy.values())
+    failed = {kind: row for (kind, run), row in rows.items() if run != "healthy"}
+    assert all("weights finite: True" in row["outcome"] for row in failed.values())
+    assert all("layers.1" in row["module"] for row in failed.values())
+    assert failed["4-bit LoRA"]["op"] == "bitsandbytes.gemm_4bit.default"
+    assert failed["4-bit LoRA"]["verdict"] == "proven"
+    assert any("torch.compile" in lack for lack in found["lacks"])

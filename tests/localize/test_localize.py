@@ -1,6 +1,7 @@
 """Where a failure was born: op, module, phase, kind, origin, positions."""
 
 import ctypes
+import math
 
 import numpy as np
 import pytest
@@ -513,3 +514,25 @@ def test_uninitialised_memory_is_named_where_it_was_taken():
     finally:
         torch.use_deterministic_algorithms(False)
     assert (op_of(found), found.key.module) == ("empty", "body")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_memory_that_an_unseen_kernel_writes_is_no_birth_of_what_takes_it(value):
+    """NumPy stands for a Triton kernel: it writes where no operation is dispatched."""
+
+    class Kernel(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx, x):
+            y = torch.empty_like(x)
+            y.numpy()[...] = value
+            return y
+
+        @staticmethod
+        def backward(_ctx, grad):
+            return grad
+
+    found = located_body(Kernel.apply)
+    assert (op_of(found), found.key.module, found.origin) == ("empty_like", "body", "unknown")
+    assert "y = torch.empty_like(x)" in found.first_bad.source.text
+    assert found.blind_spots
+    assert not found.first_bad.outputs

@@ -166,6 +166,22 @@ def test_float32_state_stays_between_steps_and_goes_back():
     assert (after.dtype, after.data_ptr()) == (torch.float16, pointer)
 
 
+@pytest.mark.parametrize("remedy", ["fp32_optimizer_state", "fp32_trainables"])
+def test_state_that_an_optimizer_keeps_wide_stays_so(remedy):
+    """The scales of 8-bit moments are float32 beside bfloat16 weights."""
+    view = problem(torch.bfloat16)
+    view.optimizer.step()
+    state = view.optimizer.state[view.root.weight]
+    state["absmax"] = scales = torch.full((20,), 1 / 3)
+    with applied(view, [atom(remedy)]):
+        saved = view.optimizer.state_dict()["state"][0]["absmax"]
+        view.optimizer.step()
+    assert state["absmax"] is scales
+    assert saved.equal(scales)
+    assert saved.dtype == torch.float32
+    assert state["exp_avg"].dtype == torch.bfloat16
+
+
 def test_swap_of_float32_adamw_is_the_same_training():
     plain, swapped = problem(), problem()
     assert torch.allclose(

@@ -11,6 +11,7 @@ import planted
 import tiny
 from fnstep import FnStep
 from nanstop.localize.localize import localize
+from nanstop.tracing.op_patches import SecondRun
 from nanstop.tracing.record_step import record
 from nanstop.tracing.recorder import Recorder
 from planted import Net
@@ -396,3 +397,21 @@ def test_ops_between_models_that_a_script_calls_by_itself_are_the_scripts_own():
     batch = {"x": torch.randn(4, 8)}
     found = localize(FnStep(held, loss, [batch]), 0)
     assert (found.key.op, found.key.module, found.key.phase) == ("aten.log.default", "", "loss")
+
+
+@pytest.mark.parametrize("copy", [lambda x: x.to(torch.float64), lambda x: x.t().contiguous()])
+def test_a_copy_without_autograd_is_an_op(copy):
+    """Inference mode hands ``to`` and ``contiguous`` on as they are, declared as views."""
+    x = torch.ones(3, 4)
+    recorder = Recorder(nn.Identity(), {"x": x})
+    again = []
+    with torch.inference_mode(), recorder:
+        made = copy(x) / 0.0
+    with torch.inference_mode(), SecondRun(lambda _, func, *__: again.append(str(func))):
+        copy(x) / 0.0
+    trace = recorder.finish()
+    copied, divided = trace.ops
+    assert made.isinf().all()
+    assert copied.inputs[0].storage.name == "x"
+    assert divided.inputs[0].storage is copied.outputs[0].storage
+    assert again == [copied.name, divided.name]

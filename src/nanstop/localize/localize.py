@@ -22,13 +22,18 @@ from nanstop.records import Confidence, FailureKey, Localization, Phase
 from nanstop.records.values import origin_of
 from nanstop.replay.step import Step
 from nanstop.tracing.op_details import Observer, OpDetails, storage_names
-from nanstop.tracing.op_patches import Look, Patch, Spot
+from nanstop.tracing.op_patches import Filled, Look, Patch, Spot
+from nanstop.tracing.operators import takes_memory
 from nanstop.tracing.record_step import Recording, known_tensors, look_again, record
 from nanstop.tracing.recorder import Trace, Value
 
 _MAX_DETAILS = 24
 _MAX_DECOYS = 2
 """How many births that explain nothing are passed over before the earliest is taken."""
+
+_UNSEEN_KERNEL = (
+    "the memory that it takes is written by a kernel that torch does not dispatch (Triton, CUDA)"
+)
 
 
 def localize(
@@ -59,6 +64,8 @@ def localize(
     found = origin.localization()
     if found is None:
         return None
+    if not tested:
+        found = _written_unseen(found, scene)
     return replace(
         _described(with_exact(found, origin, scene.seen_again), scene),
         confidence=_confidence(found, tested=tested),
@@ -261,6 +268,27 @@ def _confirmed(scene: _Scene, origin: FailureOrigin) -> tuple[FailureOrigin, boo
             return origin, False
         mended, origin = tried, rest.with_reaches(first.reaches)
     return origin, True
+
+
+def _written_unseen(found: Localization, scene: _Scene) -> Localization:
+    """Return ``found`` as of unknown origin where its op takes memory that a kernel writes which
+    torch does not dispatch: filled with numbers as it is taken, the run fails all the same.
+    """
+    event = found.first_bad
+    if event is None or not found.reaches or not takes_memory(event.op):
+        return found
+    failed, error = scene.seen_again(Filled(event.index))
+    fails = error is not None if found.reaches[0] == "exception" else found.reaches[0] in failed
+    if not fails:
+        return found
+    # What stood there when it was taken is what another tensor has left.
+    return replace(
+        found,
+        origin="unknown",
+        positions=None,
+        first_bad=replace(event, outputs=()),
+        blind_spots=(*found.blind_spots, _UNSEEN_KERNEL),
+    )
 
 
 def _passes(scene: _Scene, reaches: tuple[str, ...], mended: Mapping[int, Spot]) -> bool:

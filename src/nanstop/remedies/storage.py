@@ -41,7 +41,7 @@ def state_swapped(
     optimizer: Optimizer, parameters: Iterable[Tensor], dtype: torch.dtype
 ) -> Iterator[None]:
     """Hold the half-precision optimizer state of ``parameters`` in ``dtype``; back in its format
-    and storage on exit.
+    and storage on exit. State that is wider from the first stays as it is.
 
     Enter before the parameters themselves are swapped. State that is created meanwhile takes the
     format of its parameter on exit; step counts, which are scalars, stay as they are. What leaves
@@ -107,6 +107,13 @@ class _WideState:
             for name, value in optimizer.state.get(parameter, {}).items()
             if _is_half(value)
         }
+        self.wide = {
+            (parameter, name)
+            for parameter in formats
+            for name, value in optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor) and value.dtype == dtype
+        }
+        """What an optimizer keeps in that format by itself: the scales of 8-bit moments, say."""
 
     def widen(self, *_: Any) -> None:
         """Have what is in half precision in ``dtype``; an optimizer's step pre-hook."""
@@ -143,6 +150,8 @@ class _WideState:
 
     def _narrow(self, parameter: Tensor, name: str, value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dtype != self.dtype:
+            return value
+        if (parameter, name) in self.wide:
             return value
         noted = self.noted.get((parameter, name))
         if noted is not None:

@@ -20,8 +20,9 @@ from nanstop.frozen import frozen
 from nanstop.numerics.tensors import bad_mask, is_measurable
 from nanstop.records import op_name
 from nanstop.replay.rng import rng_kept
+from nanstop.tracing import operators
 from nanstop.tracing.op_details import operands_of, outputs_of, replaced_in
-from nanstop.tracing.recorder import is_counted
+from nanstop.tracing.recorder import is_counted, opened
 
 Look = Callable[[int, Any, Any, Mapping[str, Any]], "Callable[[Any], None] | None"]
 
@@ -71,6 +72,8 @@ class SecondRun(TorchDispatchMode):
         counted = is_counted(func, types)
         if counted is None:
             return NotImplemented
+        if operators.traits(func).may_copy:
+            return opened(self, func, args, kwargs)
         if not counted:
             return func(*args, **kwargs)
         index = self._count
@@ -128,6 +131,26 @@ class OtherResult(SecondRun):
     def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         result = func(*args, **kwargs)
         return self._change(result) if index == self._index else result
+
+
+class Filled:
+    """Has one op, by its index, leave ones in all that it returns."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def __call__(
+        self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], None] | None:
+        if index != self._index:
+            return None
+
+        def done(result: Any) -> None:
+            with torch.no_grad():
+                for output in outputs_of(func, args, kwargs, result):
+                    output.fill_(1)
+
+        return done
 
 
 @frozen

@@ -56,6 +56,8 @@ class Traits:
     """Whether it returns a list of tensors, one for each of its list operands
     (``_foreach_mul``).
     """
+    may_copy: bool = False
+    """Whether it is declared as a view and made of other ops, one of which may copy (``to``)."""
 
 
 @cache
@@ -85,8 +87,14 @@ def traits(func: Any) -> Traits:
         uninitialised=base in _UNINITIALISED,
         mutated=frozenset(mutated),
         overwritten=frozenset(overwritten),
+        may_copy=is_view and bool(aliases) and func._can_decompose(),
         makes_list=[str(r.type) for r in schema.returns] == ["List[Tensor]"],
     )
+
+
+def takes_memory(op: str) -> bool:
+    """Return whether an op, by the name that torch prints, takes memory and writes nothing."""
+    return op_name(op) in _UNINITIALISED
 
 
 def tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[int | str, int | None, Tensor]]:

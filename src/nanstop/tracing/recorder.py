@@ -113,6 +113,19 @@ def is_counted(func: Any, types: Any) -> bool | None:
     return not operators.traits(func).is_view
 
 
+def opened(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Run an op that may copy (``Traits.may_copy``) as the ops it is made of, which ``mode`` sees.
+
+    Autograd opens it before a mode is asked. Where autograd is left out, in inference mode and in
+    what a wrapper tensor runs, it comes as it is: its copy would be a value that no op has made.
+    """
+    TorchDispatchMode.__enter__(mode)
+    try:
+        return func.decompose(*args, **kwargs)
+    finally:
+        TorchDispatchMode.__exit__(mode, None, None, None)
+
+
 class Recorder(TorchDispatchMode):
     """Records every op while entered. ``names``: tensors known by name (parameters, buffers, batch
     entries, state); of two names for one memory the first is kept.
@@ -158,6 +171,8 @@ class Recorder(TorchDispatchMode):
         if counted is None:
             return NotImplemented
         traits = operators.traits(func)
+        if traits.may_copy:
+            return opened(self, func, args, kwargs)
         op = self._place(traits.name)
         if not counted:
             result = func(*args, **kwargs)

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nanstop.errors import ShortOfMemoryError
 from nanstop.numerics.tensors import HALF, format_name
-from nanstop.prove.agreement import SAME, agree, cosine, largest_gap, loss_gap
+from nanstop.prove.agreement import SAME, agree, loss_gap, nearness
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.ladder import Ladder, Rung
 from nanstop.remedies.precision import reference
@@ -309,7 +309,7 @@ def gaps_between(run: Attempt, exact: Attempt) -> Gaps | None:
     if run.failed or exact.failed or run.loss is None or exact.loss is None:
         return None
     own, true = run.grads or {}, exact.grads or {}
-    return loss_gap(run.loss, exact.loss), cosine(own, true), largest_gap(own, true)
+    return loss_gap(run.loss, exact.loss), *nearness(own, true)
 
 
 def farthest(all_gaps: Sequence[Gaps]) -> Gaps | None:

@@ -21,7 +21,17 @@ from gpu.machine import Machine, Row, described, present
 from rich.console import Console
 from rich.table import Table
 
-from gpu import attention, defects, determinism, gauge, half, overhead, synchronisations, trainer
+from gpu import (
+    attention,
+    defects,
+    determinism,
+    full_card,
+    gauge,
+    half,
+    overhead,
+    synchronisations,
+    trainer,
+)
 
 RESULTS = Path(__file__).parent / "results" / "gpu"
 PARTS: dict[str, Callable[[Machine], Iterable[Row]]] = {
@@ -33,6 +43,7 @@ PARTS: dict[str, Callable[[Machine], Iterable[Row]]] = {
     "determinism": determinism.run,
     "attention": attention.run,
     "defects": defects.run,
+    "full_card": full_card.run,
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
-PARTS = ("overhead", "synchronisations", "gauge", "half", "determinism", "attention")
+PARTS = ("overhead", "synchronisations", "gauge", "half", "determinism", "attention", "full_card")
 
 
 def gone_through(out, *parts):

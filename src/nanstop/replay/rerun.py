@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from nanstop.errors import ShortOfMemoryError
 from nanstop.numerics import accelerator
 from nanstop.numerics.host_memory import lacks_memory
+from nanstop.numerics.parked import ParkedTensors
 from nanstop.numerics.room import let_go
 from nanstop.numerics.tensors import floats, has_bad, in_float64, nonfinite
 from nanstop.numerics.update_length import is_ruinous
@@ -109,7 +110,9 @@ def attempt(  # noqa: PLR0913 - a run, and what is to be known of it, by name
             if lacks_memory(raised):
                 loss = None
                 let_go(raised)
-        digest = _digest(loss, grads.values(), error)
+        # What waits elsewhere is long on the way, and its bits are nobody's question.
+        present = () if isinstance(grads, ParkedTensors) else grads.values()
+        digest = _digest(loss, present, error)
     return Attempt(
         loss=float(loss) if loss is not None and loss.numel() == 1 else None,
         bad=bad,
@@ -173,9 +176,8 @@ def _parameters(step: Step) -> list[tuple[str, Tensor]]:
 
 
 def _bad(loss: Tensor | None, grads: Mapping[str, Tensor]) -> tuple[str, ...]:
-    # Of what waits elsewhere, one at a time is had.
-    sets = (grads,) if isinstance(grads, dict) else ({name: grads[name]} for name in grads)
-    names = tuple(f"grad:{name}" for one in sets for name in nonfinite(one))
+    bad = grads.nonfinite() if isinstance(grads, ParkedTensors) else nonfinite(grads)
+    names = tuple(f"grad:{name}" for name in bad)
     if loss is not None and has_bad(loss):
         return ("loss", *names)
     return names

@@ -192,3 +192,34 @@ def test_a_trial_that_has_no_room_is_not_begun(monkeypatch):
     with pytest.raises(ShortOfMemoryError, match="memory is short"):
         given.attempt(under=lambda: torch.enable_grad())
     assert not ran
+
+
+def test_no_gradients_wait_beside_a_run_by_parts(monkeypatch):
+    """On a card they are as large as the weights, and what is left is little more."""
+    import weakref
+
+    from nanstop.prove.exact import ExactRuns
+
+    held, beside = [], []
+    attempt, by_parts = FailingStep.attempt, ExactRuns._by_parts
+
+    def kept(self, *args, **options):
+        run = attempt(self, *args, **options)
+        held.extend(weakref.ref(one) for one in (run.grads or {}).values())
+        return run
+
+    def alone(self, *args):
+        beside.append(sum(one() is not None for one in held))
+        return by_parts(self, *args)
+
+    monkeypatch.setattr(FailingStep, "attempt", kept)
+    monkeypatch.setattr(ExactRuns, "_by_parts", alone)
+    assert proof_at(monkeypatch, Rung.PARTS).verdict == "proven"
+    assert len(beside) >= 2
+    assert not any(beside)
+
+
+def test_a_run_that_fails_keeps_no_gradients():
+    run = failing().attempt(under=lambda: torch.enable_grad())
+    assert run.failed
+    assert run.grads is None

@@ -143,8 +143,18 @@ class ExactRuns:
         None where either failed.
         """
         path = Path()
+        exact = self._exact(path, micro, batch) if self._ladder.rung is Rung.PARTS else None
         own = self._on(path, micro, batch=batch, under=nullcontext, without_update=True)
-        return gaps_between(own, self._exact(path, micro, batch))
+        return gaps_between(own, exact or self._exact(path, micro, batch))
+
+    def own_gaps(self, micro: int) -> Gaps | None:
+        """Return how far a micro-batch, run as it is, is from the exact run of it; None where
+        nothing tells. Errors: ``ShortOfMemoryError``.
+        """
+        if self._ladder.rung is Rung.PARTS:
+            self.of(micro)  # it has no room beside the gradients of another run
+        own = self.attempt(micro, under=nullcontext, without_update=True)
+        return self.gaps(micro, own, nullcontext)
 
     def with_and_without(
         self, micro: int, under: Under, batch: Batch | None = None

@@ -231,7 +231,8 @@ class FailingStep:
 def _with_memory(run: Attempt) -> Attempt:
     if run.lacked_memory:
         raise ShortOfMemoryError
-    return run
+    # What is not finite is held against nothing, and what looks for its place wants the room.
+    return replace(run, grads=None) if run.failed else run
 
 
 def mean_loss(step: Step) -> float:

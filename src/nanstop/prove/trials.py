@@ -363,8 +363,7 @@ class Trials:
 def _own_gaps(exact: ExactRuns, micro: int) -> Gaps | None:
     """Return how far a micro-batch, run as it is, is from float32; None where nothing tells."""
     try:
-        own = exact.attempt(micro, under=nullcontext, without_update=True)
-        return exact.gaps(micro, own, nullcontext)
+        return exact.own_gaps(micro)
     except ShortOfMemoryError:
         return None
 

@@ -2,6 +2,8 @@
 no word on the step.
 """
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -12,11 +14,15 @@ from nanstop.errors import ShortOfMemoryError
 from nanstop.localize.localize import localize
 from nanstop.numerics import room
 from nanstop.prove import ladder
+from nanstop.prove.exact import ExactRuns
 from nanstop.prove.failing_step import FailingStep, failing_step
 from nanstop.prove.ladder import Ladder, Rung, region_of
 from nanstop.prove.prove import prove_step
 from nanstop.records import Atom
 from nanstop.replay.rerun import rerun
+from nanstop.replay.rewind import Rewind
+from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable
+from nanstop.replay.step import trainable_of, undone
 from nanstop.report.text.nearness import proof_in_brackets
 
 ISLAND = (Atom(remedy="island", target="blocks.1.squared", value="float32->input"),)
@@ -196,10 +202,6 @@ def test_a_trial_that_has_no_room_is_not_begun(monkeypatch):
 
 def test_no_gradients_wait_beside_a_run_by_parts(monkeypatch):
     """On a card they are as large as the weights, and what is left is little more."""
-    import weakref
-
-    from nanstop.prove.exact import ExactRuns
-
     held, beside = [], []
     attempt, by_parts = FailingStep.attempt, ExactRuns._by_parts
 
@@ -223,3 +225,49 @@ def test_a_run_that_fails_keeps_no_gradients():
     run = failing().attempt(under=lambda: torch.enable_grad())
     assert run.failed
     assert run.grads is None
+
+
+def half_updates():
+    """Return a net in float16, its AdamW after one update, and a step that trains it further."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).half()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, eps=1e-3, foreach=False)
+    batches = [{"x": torch.randn(8, 4).half()}]
+    step = FnStep(net, lambda net, batch: net(batch["x"]).float().square().mean(), batches, optimizer)
+    step.run(0)
+    step.update()
+    optimizer.zero_grad()
+    return step
+
+
+def test_updates_before_one_that_is_to_come_are_made_in_float32_too():
+    """The optimizer's state has the format of what it updates, or it cannot work."""
+    step = half_updates()
+    rewind = Rewind(Snapshot(trainable_of(step.view)), (step, step))
+    given = FailingStep(
+        step=step, micro=0, micros=(0,), update=True, rewind=rewind, before=(step,), pending=True
+    )
+    run = ExactRuns(given).of(0)
+    assert run.error is None
+    assert {grad.dtype for grad in run.grads.values()} == {torch.float32}
+
+
+def test_no_run_by_parts_makes_updates(monkeypatch):
+    """Its gradients are out of the way of every update."""
+    given = half_updates()
+    later = FailingStep(step=given, micro=0, micros=(0,), before=(given,), pending=True)
+    monkeypatch.setattr(Ladder, "_has_room", lambda _, rung: rung is not Rung.WHOLE)
+    assert Ladder(later, "0").rung is Rung.REGION
+
+
+def test_an_update_is_not_tried_where_the_host_has_no_room_to_undo_it(monkeypatch):
+    view = half_updates().view
+    given, leaves = {"buffers": BufferNotes(view.root)}, list(view.root.parameters())
+    monkeypatch.setattr(room, "left_on", lambda _: 10)
+    with undone(view.root, leaves, Trainable({}), **given):
+        pass
+    with (
+        pytest.raises(ShortOfMemoryError),
+        undone(view.root, leaves, trainable_of(view), **given),
+    ):
+        raise AssertionError

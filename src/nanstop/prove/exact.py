@@ -224,7 +224,9 @@ class ExactRuns:
         return self._in(self.dtype)
 
     def _in(self, dtype: torch.dtype) -> AbstractContextManager[None]:
-        return reference(self._failing.step.view, dtype, with_state=False)
+        # An update that is yet to come is tried from the snapshot on, with those before it.
+        failing = self._failing
+        return reference(failing.step.view, dtype, with_state=failing.makes_updates)
 
     def _exact(self, path: Path, micro: int, batch: Batch | None = None) -> Attempt:
         """Run a batch exactly, on the highest rung that there is room for. Errors:

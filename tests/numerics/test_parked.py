@@ -62,6 +62,25 @@ def test_what_is_all_alike_waits_as_one_element(monkeypatch, dtype):
     assert torch.equal(put.values().view(kind), odd.view(kind))
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(5, 7),
+        torch.randn(5, 7).t(),
+        torch.randn(3, 1).expand(3, 4),
+        torch.tensor([1.0, 2.0])[0],
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    ],
+)
+def test_what_waits_in_host_memory_is_had_there(tensor):
+    """As if it had come from a device, which may have no room for it."""
+    put = Parking().put(tensor)
+    flat = put.values().as_strided((tensor.numel(),), (1,))
+    away = parked.Parked(put.form, flat, None, 0)
+    assert torch.equal(away.nearest(), tensor)
+    assert away.nearest().untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
+
+
 def test_what_is_not_finite_is_known_without_a_reading(monkeypatch):
     held = ParkedTensors()
     for name, value in {"fine": 1.0, "bad": float("inf"), "later": 2.0}.items():

@@ -1,4 +1,4 @@
-"""What is left on a device: what it has free, what torch keeps, and what the script allows itself."""
+"""What is left on a device: what it has free, what torch keeps, what a script allows itself."""
 
 from types import SimpleNamespace
 

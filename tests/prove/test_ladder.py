@@ -233,7 +233,9 @@ def half_updates():
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).half()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, eps=1e-3, foreach=False)
     batches = [{"x": torch.randn(8, 4).half()}]
-    step = FnStep(net, lambda net, batch: net(batch["x"]).float().square().mean(), batches, optimizer)
+    step = FnStep(
+        net, lambda net, batch: net(batch["x"]).float().square().mean(), batches, optimizer
+    )
     step.run(0)
     step.update()
     optimizer.zero_grad()

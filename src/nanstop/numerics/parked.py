@@ -92,6 +92,15 @@ class Parked:
     place: int
     bits: int | None = None
 
+    def nearest(self) -> Tensor:
+        """Return the values in host memory where they wait there, not to be written to; else
+        ``values``.
+        """
+        if self.copy is None:
+            return self.values()
+        form = self.form
+        return self.copy.as_strided(form.shape, form.strides or _dense(form.shape))
+
     def values(self) -> Tensor:
         """Return a tensor like the one that was parked, on its device."""
         whole = self.form.empty()
@@ -114,7 +123,9 @@ class Parked:
 
 
 class ParkedTensors(Mapping[str, Tensor]):
-    """Tensors by name that wait; each is read when it is asked for."""
+    """Tensors by name that wait; each is read when it is asked for. What waits in host memory is
+    had there: on its device there may be no room for the whole of it.
+    """
 
     def __init__(self) -> None:
         self._parking = Parking()
@@ -124,7 +135,7 @@ class ParkedTensors(Mapping[str, Tensor]):
     def add(self, name: str, tensor: Tensor) -> None:
         """Park a tensor, or its sum with the one of that name. Synchronises the device."""
         if name in self._parked:
-            tensor = self[name].add_(tensor)
+            tensor = self._parked[name].values().add_(tensor)
         self._bad[name] = has_bad(tensor)
         self._parked[name] = self._parking.put(tensor)
 
@@ -136,7 +147,7 @@ class ParkedTensors(Mapping[str, Tensor]):
         return name in self._parked
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._parked[name].values()
+        return self._parked[name].nearest()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parked)
@@ -207,6 +218,11 @@ def _order(tensor: Tensor) -> tuple[int, ...] | None:
     """
     order = tuple(sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), -tensor.shape[d])))
     return order if tensor.permute(order).is_contiguous() else None
+
+
+def _dense(shape: torch.Size) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor."""
+    return torch.empty(shape, device="meta").stride()
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -47,9 +47,7 @@ def largest_gap(gradients: Mapping[str, Tensor], exact: Mapping[str, Tensor]) ->
     return nearness(gradients, exact)[1]
 
 
-def nearness(
-    gradients: Mapping[str, Tensor], exact: Mapping[str, Tensor]
-) -> tuple[float, float]:
+def nearness(gradients: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> tuple[float, float]:
     """Return the cosine between two sets of gradients, and the largest gap of one of them. Each
     gradient is asked for once: those that wait in host memory are long on the way.
     """

@@ -54,14 +54,16 @@ def nearness(gradients: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> tu
     dot = norm_first = norm_second = 0.0
     gaps, norms = [], []
     for name in dict.fromkeys((*gradients, *exact)):  # in an order that no hash seed moves
-        pieces = []
+        gap = norm = 0.0
         for a, b in _pieces(gradients, exact, name):
             dot += float(a @ b)
             norm_first += float(a @ a)
-            norm_second += float(b @ b)
-            pieces.append(_gap_and_norm(a, b))
-        gaps.append(math.hypot(*(gap for gap, _ in pieces)))
-        norms.append(math.hypot(*(norm for _, norm in pieces)))
+            size = float(b @ b)
+            norm_second += size
+            norm = math.hypot(norm, math.sqrt(size))
+            gap = math.hypot(gap, float(torch.linalg.vector_norm(a - b)))
+        gaps.append(gap)
+        norms.append(norm)
     least = _SMALL * max(norms, default=0.0)
     ratios = (_over(gap, max(norm, least)) for gap, norm in zip(gaps, norms, strict=True))
     near = 1.0
@@ -83,11 +85,6 @@ def _over(gap: float, norm: float) -> float:
     if gap == 0.0:
         return 0.0
     return gap / norm if norm > 0.0 else math.inf
-
-
-def _gap_and_norm(own: Tensor, exact: Tensor) -> tuple[float, float]:
-    norm = torch.linalg.vector_norm
-    return float(norm(own - exact)), float(norm(exact))
 
 
 def _pieces(

@@ -221,6 +221,28 @@ def test_no_gradients_wait_beside_a_run_by_parts(monkeypatch):
     assert not any(beside)
 
 
+@pytest.mark.parametrize(("num_batches", "verdict"), [(1, "proven"), (2, "plausible")])
+def test_what_is_healthy_need_not_have_room_for_a_verdict(monkeypatch, num_batches, verdict):
+    """The failing micro-batch had its run by parts; how near others come to theirs is not known,
+    and another of the window, which a proof is confirmed on, is held against nothing.
+    """
+    by_parts, num = ExactRuns._by_parts, []
+
+    def once(self, *args):
+        num.append(1)
+        return by_parts(self, *args) if len(num) == 1 else None
+
+    given = failing()
+    given.step.batches = given.step.batches[:num_batches]
+    place = localize(given.step, 0)
+    monkeypatch.setattr(Ladder, "_has_room", lambda _, rung: rung is not Rung.WHOLE)
+    monkeypatch.setattr(ExactRuns, "_by_parts", once)
+    proof = prove_step(given, place.key, (ISLAND,), policy=Policy())
+    assert len(num) == 2
+    assert (proof.verdict, proof.scope) == (verdict, "layer by layer")
+    assert "nothing in this window is healthy" in proof.reference.source
+
+
 def test_a_run_that_fails_keeps_no_gradients():
     run = failing().attempt(under=lambda: torch.enable_grad())
     assert run.failed

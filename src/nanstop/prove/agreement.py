@@ -14,7 +14,10 @@ from nanstop.replay.rerun import Attempt
 SAME = 1e-4
 """Distance of what is the same to float32 rounding."""
 
-_PIECE = 2**22
+_PIECE, _PIECE_ON_HOST = 2**22, 2**18
+"""Elements that are compared at a time: of a device each piece is waited for, of a full host each
+is much.
+"""
 
 _SMALL = 0.1
 """Share of the largest gradient's norm below which a parameter's own norm is no measure:
@@ -95,8 +98,9 @@ def _pieces(
     """
     found = [one[name].flatten() if name in one else None for one in (first, second)]
     place = _place([one.device for one in found if one is not None])
-    for start in range(0, max(one.numel() for one in found if one is not None), _PIECE):
-        parts = [one[start : start + _PIECE] if one is not None else None for one in found]
+    num = _PIECE_ON_HOST if place.type == "cpu" else _PIECE
+    for start in range(0, max(one.numel() for one in found if one is not None), num):
+        parts = [one[start : start + num] if one is not None else None for one in found]
         like = next(part for part in parts if part is not None)
         zeros = torch.zeros(like.shape, dtype=torch.float64, device=place)
         own, other = (zeros if part is None else part.to(place).double() for part in parts)

@@ -51,6 +51,7 @@ class ExactRuns:
         self._runs: dict[int, Attempt] = {}
         self._takes_choices = True
         self._fails_in_float64 = False
+        self._is_by_parts = False
         self.dtype = torch.float32
 
     def beside(self, failing: FailingStep) -> ExactRuns:
@@ -60,7 +61,7 @@ class ExactRuns:
     @property
     def scope(self) -> str:
         """What of the model is computed exactly at a time; "" for all of it."""
-        return "layer by layer" if self._ladder.rung is Rung.PARTS else ""
+        return "layer by layer" if self._is_by_parts else ""
 
     def path(self, micro: int) -> Path:
         """Return the path of a micro-batch."""
@@ -239,6 +240,7 @@ class ExactRuns:
         if self._ladder.rung is Rung.PARTS:
             run = self._by_parts(path, micro, batch)
             if run is not None:
+                self._is_by_parts = True
                 return run
             self._ladder.step_down()
         raise ShortOfMemoryError

@@ -161,7 +161,10 @@ class Trials:
         if not self._healthy_rows:
             return []
         batch = self._without_bad_rows(self._failing.micro)
-        gaps = self._exact.gaps_of_rows(self._failing.micro, batch)
+        try:
+            gaps = self._exact.gaps_of_rows(self._failing.micro, batch)
+        except ShortOfMemoryError:
+            return []
         return [gaps] if gaps is not None else []
 
     def anew(self, atoms: tuple[Atom, ...]) -> Trial:

@@ -8,7 +8,7 @@ import hashlib
 import math
 import struct
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,9 +110,7 @@ def attempt(  # noqa: PLR0913 - a run, and what is to be known of it, by name
             if lacks_memory(raised):
                 loss = None
                 let_go(raised)
-        # What waits elsewhere is long on the way, and its bits are nobody's question.
-        present = () if isinstance(grads, ParkedTensors) else grads.values()
-        digest = _digest(loss, present, error)
+        digest = _digest(loss, grads, error)
     return Attempt(
         loss=float(loss) if loss is not None and loss.numel() == 1 else None,
         bad=bad,
@@ -183,14 +181,15 @@ def _bad(loss: Tensor | None, grads: Mapping[str, Tensor]) -> tuple[str, ...]:
     return names
 
 
-def _digest(loss: Tensor | None, grads: Iterable[Tensor], error: BaseException | None) -> str:
+def _digest(loss: Tensor | None, grads: Mapping[str, Tensor], error: BaseException | None) -> str:
     """Return a digest of the loss and of each gradient's norm and sum, bit for bit;
-    or of what was raised.
+    or of what was raised. Gradients that wait elsewhere are long on the way, and not in it.
     """
     if error is not None:
         return hashlib.sha256(f"{type(error).__name__}: {error}".encode()).hexdigest()[:16]
     scalars = [in_float64(loss.detach().sum())] if loss is not None else []
-    for part in (part for grad in grads for part in floats(grad)):
+    present = () if isinstance(grads, ParkedTensors) else grads.values()
+    for part in (part for grad in present for part in floats(grad)):
         scalars += [in_float64(torch.linalg.vector_norm(part)), in_float64(part.sum())]
     return _hashed(scalars)
 

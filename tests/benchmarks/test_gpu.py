@@ -44,3 +44,5 @@ def test_every_part_comes_to_its_end(tmp_path):
     assert all(part["rows"] for part in found["parts"].values())
     looks = {row["looks"] for row in found["parts"]["overhead"]["rows"]}
     assert "nanstop" in looks
+    row = found["parts"]["full_card"]["rows"][0]
+    assert (row["went on"], row["verdict"], row["bad weights"]) == ("yes", "proven", 0)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanstop.numerics import room
+from nanstop.numerics import host_memory, room
 
 GIB = 2**30
 
@@ -40,3 +40,25 @@ def test_a_share_that_the_script_allows_itself_bounds_what_is_left(monkeypatch, 
 def test_what_others_use_of_a_device_is_not_left(monkeypatch):
     device(monkeypatch, free=3, used=24, reserved=32, share=0.9)
     assert room.left_on("cuda") == (3 + 8) * GIB
+
+
+def test_an_allocator_that_knows_no_share_bounds_nothing(monkeypatch):
+    def unknown():
+        raise NotImplementedError
+
+    device(monkeypatch, free=40, used=24, reserved=32)
+    torch.get_device_module("cuda").get_per_process_memory_fraction = unknown
+    assert room.left_on("cuda") == 48 * GIB
+
+
+@pytest.mark.parametrize(
+    ("message", "short"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", False),
+    ],
+)
+def test_a_library_that_has_no_room_is_short_of_memory(message, short):
+    assert host_memory.lacks_memory(RuntimeError(message)) is short

@@ -7,6 +7,7 @@ import gc
 import sys
 from contextlib import suppress
 from traceback import clear_frames
+from typing import Any
 
 import torch
 
@@ -28,10 +29,18 @@ def left_on(device_type: str) -> int | None:
     if not hasattr(module, "memory_reserved"):
         return free
     reserved, used = module.memory_reserved(), module.memory_allocated()
-    if hasattr(module, "get_per_process_memory_fraction"):  # not of every torch since 2.6
-        share = module.get_per_process_memory_fraction()
-        free = min(free, max(0, int(share * total) - reserved))
+    free = min(free, max(0, int(_share(module) * total) - reserved))
     return free + reserved - used
+
+
+def _share(module: Any) -> float:
+    """Return the share of a device that the script allows itself: 1.0 where it has not said, or
+    torch, its version or its allocator, does not.
+    """
+    with suppress(RuntimeError):
+        if hasattr(module, "get_per_process_memory_fraction"):
+            return module.get_per_process_memory_fraction()
+    return 1.0
 
 
 def most_beyond_now(device_type: str) -> int:

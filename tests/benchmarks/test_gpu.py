@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
-PARTS = ("overhead", "synchronisations", "gauge", "half", "determinism", "attention", "full_card")
+PARTS = (
+    "overhead",
+    "trainer",
+    "synchronisations",
+    "gauge",
+    "half",
+    "determinism",
+    "attention",
+    "defects",
+    "full_card",
+)
 
 
 def gone_through(out, *parts):

@@ -25,6 +25,7 @@ from gpu import (
     attention,
     defects,
     determinism,
+    full_card,
     gauge,
     half,
     kernels,
@@ -33,6 +34,7 @@ from gpu import (
     trainer,
 )
 
+MOST_COLUMNS = 10
 RESULTS = Path(__file__).parent / "results" / "gpu"
 PARTS: dict[str, Callable[[Machine], Iterable[Row]]] = {
     "overhead": overhead.run,
@@ -44,13 +46,22 @@ PARTS: dict[str, Callable[[Machine], Iterable[Row]]] = {
     "attention": attention.run,
     "defects": defects.run,
     "kernels": kernels.run,
+    "full_card": full_card.run,
 }
 
 
 def shown(name: str, rows: list[Row]) -> Table:
-    """Return the rows of a part as a table: a column for each name that any row has."""
+    """Return the rows of a part as a table: a column for each name that any row has, or where
+    these are many, for each row.
+    """
     table = Table(title=name)
     columns = list(dict.fromkeys(column for row in rows for column in row))
+    if len(columns) > MOST_COLUMNS:
+        for place in range(len(rows) + 1):
+            table.add_column(str(place or ""), overflow="fold")
+        for column in columns:
+            table.add_row(column, *(str(row.get(column, "")) for row in rows))
+        return table
     for column in columns:
         table.add_column(column)
     for row in rows:

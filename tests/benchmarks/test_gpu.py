@@ -10,7 +10,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 PARTS = ("overhead", "trainer", "synchronisations", "gauge", "half", "determinism", "attention")
-PARTS += ("defects", "kernels")
+PARTS += ("defects", "kernels", "full_card")
 
 
 def gone_through(out, *parts):
@@ -45,6 +45,8 @@ def test_every_part_comes_to_its_end(tmp_path):
     assert all(part["rows"] for part in found["parts"].values())
     looks = {row["looks"] for row in found["parts"]["overhead"]["rows"]}
     assert "nanstop" in looks
+    row = found["parts"]["full_card"]["rows"][0]
+    assert (row["went on"], row["verdict"], row["bad weights"]) == ("yes", "proven", 0)
 
 
 @pytest.mark.slow

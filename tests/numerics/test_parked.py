@@ -46,6 +46,50 @@ def test_values_larger_than_a_piece_and_sums(monkeypatch):
     assert list(held) == ["one", "other"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_what_is_all_alike_waits_as_one_element(monkeypatch, dtype):
+    """Bit for bit, a NaN as it is; the last element may be another."""
+    monkeypatch.setattr(parked, "_PIECE", 8)
+    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    odd = torch.full((3, 7), -1, dtype=kind).view(dtype).t()
+    put = Parking().put(odd)
+    assert (put.copy, put.file) == (None, None)
+    assert torch.equal(put.values().view(kind), odd.view(kind))
+    assert put.values().stride() == odd.stride()
+    odd[-1, -1] = 0.0
+    put = Parking().put(odd)
+    assert put.file is not None
+    assert torch.equal(put.values().view(kind), odd.view(kind))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(5, 7),
+        torch.randn(5, 7).t(),
+        torch.randn(3, 1).expand(3, 4),
+        torch.tensor([1.0, 2.0])[0],
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    ],
+)
+def test_what_waits_in_host_memory_is_had_there(tensor):
+    """As if it had come from a device, which may have no room for it."""
+    put = Parking().put(tensor)
+    flat = put.values().as_strided((tensor.numel(),), (1,))
+    away = parked.Parked(put.form, flat, None, 0)
+    assert torch.equal(away.nearest(), tensor)
+    assert away.nearest().untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
+
+
+def test_what_is_not_finite_is_known_without_a_reading(monkeypatch):
+    held = ParkedTensors()
+    for name, value in {"fine": 1.0, "bad": float("inf"), "later": 2.0}.items():
+        held.add(name, torch.tensor([value, 0.0]))
+    held.add("later", torch.tensor([float("nan"), 0.0]))
+    monkeypatch.setattr(parked.Parked, "values", None)
+    assert held.nonfinite() == ("bad", "later")
+
+
 def test_gradients_are_the_same_objects_again():
     leaves = gradients(nn.Linear(30, 40), nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last))
     before = [(p.grad, p.grad.clone(), p.grad.stride(), p.grad._version) for p in leaves]

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanstop.prove.agreement import cosine, largest_gap, loss_gap
+from nanstop.prove import agreement
+from nanstop.prove.agreement import cosine, largest_gap, loss_gap, nearness
 
 G, H = torch.tensor([3.0, 4.0]), torch.tensor([0.5, -1.0])
 numbers = st.floats(-1e3, 1e3).filter(lambda one: abs(one) > 1e-3)
@@ -54,3 +55,34 @@ def test_a_factor_on_one_parameter_alone_is_seen(found, factor):
 
 def test_a_loss_gap_is_relative():
     assert loss_gap(2.2, 2.0) == pytest.approx(0.1)
+
+
+@given(gradients, gradients)
+def test_direction_and_length_are_had_of_one_reading(first, second):
+    class Read(dict):
+        def __getitem__(self, name):
+            asked.append(name)
+            return super().__getitem__(name)
+
+    second = {name: one for name, one in second.items() if name not in first} | {
+        name: one * 1.5 for name, one in first.items()
+    }
+    asked = []
+    assert nearness(Read(first), second) == (cosine(first, second), largest_gap(first, second))
+    assert asked == list(first)
+
+
+@pytest.mark.parametrize(
+    ("places", "there"),
+    [
+        (("cpu", "cpu"), "cpu"),
+        (("cuda:1", "cuda:1"), "cuda:1"),
+        (("cuda:0", "cpu"), "cuda:0"),  # what waits in host memory comes back
+        (("cpu", "cuda:0"), "cuda:0"),
+        (("cuda:0", "cuda:1"), "cpu"),
+        (("mps", "cpu"), "cpu"),
+    ],
+)
+def test_gradients_are_compared_where_they_are_computed(monkeypatch, places, there):
+    monkeypatch.setattr(agreement, "has_float64", lambda device: device.type != "mps")
+    assert agreement._place([torch.device(one) for one in places]) == torch.device(there)

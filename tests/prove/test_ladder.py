@@ -2,6 +2,8 @@
 no word on the step.
 """
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -12,11 +14,15 @@ from nanstop.errors import ShortOfMemoryError
 from nanstop.localize.localize import localize
 from nanstop.numerics import room
 from nanstop.prove import ladder
+from nanstop.prove.exact import ExactRuns
 from nanstop.prove.failing_step import FailingStep, failing_step
 from nanstop.prove.ladder import Ladder, Rung, region_of
 from nanstop.prove.prove import prove_step
 from nanstop.records import Atom
 from nanstop.replay.rerun import rerun
+from nanstop.replay.rewind import Rewind
+from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable
+from nanstop.replay.step import trainable_of, undone
 from nanstop.report.text.nearness import proof_in_brackets
 
 ISLAND = (Atom(remedy="island", target="blocks.1.squared", value="float32->input"),)
@@ -192,3 +198,100 @@ def test_a_trial_that_has_no_room_is_not_begun(monkeypatch):
     with pytest.raises(ShortOfMemoryError, match="memory is short"):
         given.attempt(under=lambda: torch.enable_grad())
     assert not ran
+
+
+def test_no_gradients_wait_beside_a_run_by_parts(monkeypatch):
+    """On a card they are as large as the weights, and what is left is little more."""
+    held, beside = [], []
+    attempt, by_parts = FailingStep.attempt, ExactRuns._by_parts
+
+    def kept(self, *args, **options):
+        run = attempt(self, *args, **options)
+        held.extend(weakref.ref(one) for one in (run.grads or {}).values())
+        return run
+
+    def alone(self, *args):
+        beside.append(sum(one() is not None for one in held))
+        return by_parts(self, *args)
+
+    monkeypatch.setattr(FailingStep, "attempt", kept)
+    monkeypatch.setattr(ExactRuns, "_by_parts", alone)
+    assert proof_at(monkeypatch, Rung.PARTS).verdict == "proven"
+    assert len(beside) >= 2
+    assert not any(beside)
+
+
+@pytest.mark.parametrize(("num_batches", "verdict"), [(1, "proven"), (2, "plausible")])
+def test_what_is_healthy_need_not_have_room_for_a_verdict(monkeypatch, num_batches, verdict):
+    """The failing micro-batch had its run by parts; how near others come to theirs is not known,
+    and another of the window, which a proof is confirmed on, is held against nothing.
+    """
+    by_parts, num = ExactRuns._by_parts, []
+
+    def once(self, *args):
+        num.append(1)
+        return by_parts(self, *args) if len(num) == 1 else None
+
+    given = failing()
+    given.step.batches = given.step.batches[:num_batches]
+    place = localize(given.step, 0)
+    monkeypatch.setattr(Ladder, "_has_room", lambda _, rung: rung is not Rung.WHOLE)
+    monkeypatch.setattr(ExactRuns, "_by_parts", once)
+    proof = prove_step(given, place.key, (ISLAND,), policy=Policy())
+    assert len(num) == 2
+    assert (proof.verdict, proof.scope) == (verdict, "layer by layer")
+    assert "nothing in this window is healthy" in proof.reference.source
+
+
+def test_a_run_that_fails_keeps_no_gradients():
+    run = failing().attempt(under=lambda: torch.enable_grad())
+    assert run.failed
+    assert run.grads is None
+
+
+def half_updates():
+    """Return a net in float16, its AdamW after one update, and a step that trains it further."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).half()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, eps=1e-3, foreach=False)
+    batches = [{"x": torch.randn(8, 4).half()}]
+    step = FnStep(
+        net, lambda net, batch: net(batch["x"]).float().square().mean(), batches, optimizer
+    )
+    step.run(0)
+    step.update()
+    optimizer.zero_grad()
+    return step
+
+
+def test_updates_before_one_that_is_to_come_are_made_in_float32_too():
+    """The optimizer's state has the format of what it updates, or it cannot work."""
+    step = half_updates()
+    rewind = Rewind(Snapshot(trainable_of(step.view)), (step, step))
+    given = FailingStep(
+        step=step, micro=0, micros=(0,), update=True, rewind=rewind, before=(step,), pending=True
+    )
+    run = ExactRuns(given).of(0)
+    assert run.error is None
+    assert {grad.dtype for grad in run.grads.values()} == {torch.float32}
+
+
+def test_no_run_by_parts_makes_updates(monkeypatch):
+    """Its gradients are out of the way of every update."""
+    given = half_updates()
+    later = FailingStep(step=given, micro=0, micros=(0,), before=(given,), pending=True)
+    monkeypatch.setattr(Ladder, "_has_room", lambda _, rung: rung is not Rung.WHOLE)
+    assert Ladder(later, "0").rung is Rung.REGION
+
+
+def test_an_update_is_not_tried_where_the_host_has_no_room_to_undo_it(monkeypatch):
+    view = half_updates().view
+    given, leaves = {"buffers": BufferNotes(view.root)}, list(view.root.parameters())
+    monkeypatch.setattr(room, "left_on", lambda _: 10)
+    with undone(view.root, leaves, Trainable({}), **given):
+        pass
+    with (
+        pytest.raises(ShortOfMemoryError),
+        undone(view.root, leaves, trainable_of(view), **given),
+    ):
+        raise AssertionError

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 _OUT_OF_MEMORY = re.compile(
-    r"out of memory|can't allocate memory|not enough memory|cannot allocate|std::bad_alloc",
+    r"out of memory|can't allocate memory|not enough memory|cannot allocate|std::bad_alloc"
+    r"|status_alloc_failed",
     re.IGNORECASE,
 )
 _LIMITS: Mapping[str, tuple[str, str, str]] = {

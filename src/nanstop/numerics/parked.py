@@ -19,10 +19,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from nanstop.frozen import frozen
 from nanstop.numerics import host_memory, room
-from nanstop.numerics.tensors import by_torch_alone
+from nanstop.numerics.tensors import by_torch_alone, has_bad
 
 _PIECE = 2**22
 """Elements that are written or read at a time."""
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _File:
@@ -49,6 +50,9 @@ class Parking:
         strides = tensor.stride() if _order(tensor) is not None else None
         flat = _flat(tensor if strides is not None else tensor.contiguous())
         form = _Form(tensor.shape, strides, tensor.dtype, tensor.device)
+        bits = _all_alike(flat)
+        if bits is not None:
+            return Parked(form, None, None, 0, bits)
         if tensor.device.type != "cpu" and tensor.nbytes <= host_memory.free_bytes() // 2:
             return Parked(form, flat.cpu(), None, 0)
         if self._file is None:
@@ -78,17 +82,32 @@ class _Form:
 
 @frozen
 class Parked:
-    """A tensor's values that wait: in ``copy``, or in a file from ``place`` on."""
+    """A tensor's values that wait: in ``copy``, or in a file from ``place`` on. ``bits``: of each
+    element, where all are alike, as a failure leaves most gradients.
+    """
 
     form: _Form
     copy: Tensor | None
     file: _File | None
     place: int
+    bits: int | None = None
+
+    def nearest(self) -> Tensor:
+        """Return the values in host memory where they wait there, not to be written to; else
+        ``values``.
+        """
+        if self.copy is None:
+            return self.values()
+        form = self.form
+        return self.copy.as_strided(form.shape, form.strides or _dense(form.shape))
 
     def values(self) -> Tensor:
         """Return a tensor like the one that was parked, on its device."""
         whole = self.form.empty()
         flat = _flat(whole)
+        if self.bits is not None:
+            flat.view(_INTEGERS[flat.element_size()]).fill_(self.bits)
+            return whole
         if self.copy is not None:
             flat.copy_(self.copy)
             return whole
@@ -104,23 +123,31 @@ class Parked:
 
 
 class ParkedTensors(Mapping[str, Tensor]):
-    """Tensors by name that wait; each is read when it is asked for."""
+    """Tensors by name that wait; each is read when it is asked for. What waits in host memory is
+    had there: on its device there may be no room for the whole of it.
+    """
 
     def __init__(self) -> None:
         self._parking = Parking()
         self._parked: dict[str, Parked] = {}
+        self._bad: dict[str, bool] = {}
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Park a tensor, or its sum with the one of that name."""
+        """Park a tensor, or its sum with the one of that name. Synchronises the device."""
         if name in self._parked:
-            tensor = self[name].add_(tensor)
+            tensor = self._parked[name].values().add_(tensor)
+        self._bad[name] = has_bad(tensor)
         self._parked[name] = self._parking.put(tensor)
+
+    def nonfinite(self) -> tuple[str, ...]:
+        """Return the names of those that hold a NaN or Inf, in order. None is read for it."""
+        return tuple(name for name, is_bad in self._bad.items() if is_bad)
 
     def __contains__(self, name: object) -> bool:
         return name in self._parked
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._parked[name].values()
+        return self._parked[name].nearest()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parked)
@@ -193,11 +220,26 @@ def _order(tensor: Tensor) -> tuple[int, ...] | None:
     return order if tensor.permute(order).is_contiguous() else None
 
 
+def _dense(shape: torch.Size) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor."""
+    return torch.empty(shape, device="meta").stride()
+
+
 def _flat(tensor: Tensor) -> Tensor:
     """Return a dense tensor's elements in the order of memory, in one dimension."""
     order = _order(tensor)
     assert order is not None
     return tensor.permute(order).view(-1)
+
+
+def _all_alike(flat: Tensor) -> int | None:
+    """Return the bits of the elements of a tensor where all have the same; None where not."""
+    kind = _INTEGERS.get(flat.element_size())
+    if kind is None or not flat.numel():
+        return None
+    bits = flat.view(kind)
+    alike = (bool((piece == bits[0]).all()) for piece in bits.split(_PIECE))
+    return int(bits[0]) if all(alike) else None
 
 
 def _bytes_of(tensor: Tensor) -> Any:

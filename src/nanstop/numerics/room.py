@@ -7,6 +7,7 @@ import gc
 import sys
 from contextlib import suppress
 from traceback import clear_frames
+from typing import Any
 
 import torch
 
@@ -16,17 +17,30 @@ from nanstop.numerics import accelerator, host_memory
 
 def left_on(device_type: str) -> int | None:
     """Return the bytes that can still be had on a device, what torch keeps for itself and does not
-    use among them; None where it does not say. No synchronisation.
+    use among them, and nothing beyond the share that the script allows itself; None where it does
+    not say. No synchronisation.
     """
     if device_type == "cpu":
         return host_memory.free_bytes() or None
     module = torch.get_device_module(device_type)
     if not hasattr(module, "mem_get_info"):
         return None
-    kept = 0
-    if hasattr(module, "memory_reserved"):
-        kept = module.memory_reserved() - module.memory_allocated()
-    return module.mem_get_info()[0] + kept
+    free, total = module.mem_get_info()
+    if not hasattr(module, "memory_reserved"):
+        return free
+    reserved, used = module.memory_reserved(), module.memory_allocated()
+    free = min(free, max(0, int(_share(module) * total) - reserved))
+    return free + reserved - used
+
+
+def _share(module: Any) -> float:
+    """Return the share of a device that the script allows itself: 1.0 where it has not said, or
+    torch, its version or its allocator, does not.
+    """
+    with suppress(RuntimeError):
+        if hasattr(module, "get_per_process_memory_fraction"):
+            return module.get_per_process_memory_fraction()
+    return 1.0
 
 
 def most_beyond_now(device_type: str) -> int:

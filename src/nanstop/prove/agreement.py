@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from nanstop.numerics.tensors import in_float64
+from nanstop.numerics.tensors import has_float64
 from nanstop.replay.rerun import Attempt
 
 SAME = 1e-4
 """Distance of what is the same to float32 rounding."""
 
-_PIECE = 2**22
+_PIECE, _PIECE_ON_HOST = 2**22, 2**18
+"""Elements that are compared at a time: of a device each piece is waited for, of a full host each
+is much.
+"""
 
 _SMALL = 0.1
 """Share of the largest gradient's norm below which a parameter's own norm is no measure:
@@ -33,16 +36,7 @@ def cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
 
     A gradient that only one of them has counts as zero in the other. Synchronises the device.
     """
-    dot = norm_first = norm_second = 0.0
-    for name in dict.fromkeys((*first, *second)):  # in an order that no hash seed moves
-        for a, b in _pieces(first, second, name):
-            dot += float(a @ b)
-            norm_first += float(a @ a)
-            norm_second += float(b @ b)
-    if norm_first == 0.0 and norm_second == 0.0:
-        return 1.0
-    scale = math.sqrt(norm_first) * math.sqrt(norm_second)
-    return dot / scale if scale > 0 else 0.0
+    return nearness(first, second)[0]
 
 
 def largest_gap(gradients: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> float:
@@ -53,15 +47,33 @@ def largest_gap(gradients: Mapping[str, Tensor], exact: Mapping[str, Tensor]) ->
     parameters one that is missing where others are large. Zero for equal gradients. In float64;
     synchronises the device.
     """
+    return nearness(gradients, exact)[1]
+
+
+def nearness(gradients: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> tuple[float, float]:
+    """Return the cosine between two sets of gradients, and the largest gap of one of them. Each
+    gradient is asked for once: those that wait in host memory are long on the way.
+    """
+    dot = norm_first = norm_second = 0.0
     gaps, norms = [], []
-    for name in dict.fromkeys((*gradients, *exact)):
-        pieces = list(map(_gap_and_norm, _pieces(gradients, exact, name)))
-        gaps.append(math.hypot(*(gap for gap, _ in pieces)))
-        norms.append(math.hypot(*(norm for _, norm in pieces)))
+    for name in dict.fromkeys((*gradients, *exact)):  # in an order that no hash seed moves
+        gap = norm = 0.0
+        for a, b in _pieces(gradients, exact, name):
+            dot += float(a @ b)
+            norm_first += float(a @ a)
+            size = float(b @ b)
+            norm_second += size
+            norm = math.hypot(norm, math.sqrt(size))
+            gap = math.hypot(gap, float(torch.linalg.vector_norm(a - b)))
+        gaps.append(gap)
+        norms.append(norm)
     least = _SMALL * max(norms, default=0.0)
-    return max(
-        (_over(gap, max(norm, least)) for gap, norm in zip(gaps, norms, strict=True)), default=0.0
-    )
+    ratios = (_over(gap, max(norm, least)) for gap, norm in zip(gaps, norms, strict=True))
+    near = 1.0
+    if norm_first or norm_second:
+        scale = math.sqrt(norm_first) * math.sqrt(norm_second)
+        near = dot / scale if scale > 0 else 0.0
+    return near, max(ratios, default=0.0)
 
 
 def agree(plain: Attempt, cured: Attempt) -> bool:
@@ -78,22 +90,28 @@ def _over(gap: float, norm: float) -> float:
     return gap / norm if norm > 0.0 else math.inf
 
 
-def _gap_and_norm(piece: tuple[Tensor, Tensor]) -> tuple[float, float]:
-    own, exact = piece
-    norm = torch.linalg.vector_norm
-    return float(norm(own - exact)), float(norm(exact))
-
-
 def _pieces(
     first: Mapping[str, Tensor], second: Mapping[str, Tensor], name: str
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield a gradient of two sets in parts, in one dimension and in float64 on the host; zeros
-    where one has none. All of it at once would be many times the gradient.
+    """Yield a gradient of two sets in parts, in one dimension and in float64; zeros where one has
+    none. All of it at once would be many times the gradient.
     """
     found = [one[name].flatten() if name in one else None for one in (first, second)]
-    for start in range(0, max(one.numel() for one in found if one is not None), _PIECE):
-        parts = [one[start : start + _PIECE] if one is not None else None for one in found]
+    place = _place([one.device for one in found if one is not None])
+    num = _PIECE_ON_HOST if place.type == "cpu" else _PIECE
+    for start in range(0, max(one.numel() for one in found if one is not None), num):
+        parts = [one[start : start + num] if one is not None else None for one in found]
         like = next(part for part in parts if part is not None)
-        zeros = torch.zeros(like.shape, dtype=torch.float64)
-        own, other = (zeros if part is None else in_float64(part).cpu() for part in parts)
+        zeros = torch.zeros(like.shape, dtype=torch.float64, device=place)
+        own, other = (zeros if part is None else part.to(place).double() for part in parts)
         yield own, other
+
+
+def _place(devices: Sequence[torch.device]) -> torch.device:
+    """Return where tensors of these devices are compared: where one of them is computed, for the
+    way to the host is slow, or on the host where a device has no float64.
+    """
+    away = [device for device in devices if device.type != "cpu"]
+    if away and all(device == away[0] for device in away) and has_float64(away[0]):
+        return away[0]
+    return torch.device("cpu")

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nanstop.errors import ShortOfMemoryError
 from nanstop.numerics.tensors import HALF, format_name
-from nanstop.prove.agreement import SAME, agree, cosine, largest_gap, loss_gap
+from nanstop.prove.agreement import SAME, agree, loss_gap, nearness
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.ladder import Ladder, Rung
 from nanstop.remedies.precision import reference
@@ -51,6 +51,7 @@ class ExactRuns:
         self._runs: dict[int, Attempt] = {}
         self._takes_choices = True
         self._fails_in_float64 = False
+        self._is_by_parts = False
         self.dtype = torch.float32
 
     def beside(self, failing: FailingStep) -> ExactRuns:
@@ -60,7 +61,7 @@ class ExactRuns:
     @property
     def scope(self) -> str:
         """What of the model is computed exactly at a time; "" for all of it."""
-        return "layer by layer" if self._ladder.rung is Rung.PARTS else ""
+        return "layer by layer" if self._is_by_parts else ""
 
     def path(self, micro: int) -> Path:
         """Return the path of a micro-batch."""
@@ -143,8 +144,18 @@ class ExactRuns:
         None where either failed.
         """
         path = Path()
+        exact = self._exact(path, micro, batch) if self._ladder.rung is Rung.PARTS else None
         own = self._on(path, micro, batch=batch, under=nullcontext, without_update=True)
-        return gaps_between(own, self._exact(path, micro, batch))
+        return gaps_between(own, exact or self._exact(path, micro, batch))
+
+    def own_gaps(self, micro: int) -> Gaps | None:
+        """Return how far a micro-batch, run as it is, is from the exact run of it; None where
+        nothing tells. Errors: ``ShortOfMemoryError``.
+        """
+        if self._ladder.rung is Rung.PARTS:
+            self.of(micro)  # it has no room beside the gradients of another run
+        own = self.attempt(micro, under=nullcontext, without_update=True)
+        return self.gaps(micro, own, nullcontext)
 
     def with_and_without(
         self, micro: int, under: Under, batch: Batch | None = None
@@ -214,7 +225,9 @@ class ExactRuns:
         return self._in(self.dtype)
 
     def _in(self, dtype: torch.dtype) -> AbstractContextManager[None]:
-        return reference(self._failing.step.view, dtype, with_state=False)
+        # An update that is yet to come is tried from the snapshot on, with those before it.
+        failing = self._failing
+        return reference(failing.step.view, dtype, with_state=failing.makes_updates)
 
     def _exact(self, path: Path, micro: int, batch: Batch | None = None) -> Attempt:
         """Run a batch exactly, on the highest rung that there is room for. Errors:
@@ -227,6 +240,7 @@ class ExactRuns:
         if self._ladder.rung is Rung.PARTS:
             run = self._by_parts(path, micro, batch)
             if run is not None:
+                self._is_by_parts = True
                 return run
             self._ladder.step_down()
         raise ShortOfMemoryError
@@ -309,7 +323,7 @@ def gaps_between(run: Attempt, exact: Attempt) -> Gaps | None:
     if run.failed or exact.failed or run.loss is None or exact.loss is None:
         return None
     own, true = run.grads or {}, exact.grads or {}
-    return loss_gap(run.loss, exact.loss), cosine(own, true), largest_gap(own, true)
+    return loss_gap(run.loss, exact.loss), *nearness(own, true)
 
 
 def farthest(all_gaps: Sequence[Gaps]) -> Gaps | None:

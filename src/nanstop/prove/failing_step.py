@@ -192,9 +192,14 @@ class FailingStep:
                 now = self._gradient_bytes()
                 kept = max(0, self.takes - gradients) * max(1.0, now / max(gradients, 1))
                 require(self.step.view.device_type, int(now + kept) + _WORKSPACE)
-            for earlier in self.before if self.pending else ():
+            for earlier in self.before if self.makes_updates else ():
                 apply_update(earlier)
             yield
+
+    @property
+    def makes_updates(self) -> bool:
+        """Whether a run makes the updates before this step anew, whatever it is a run of."""
+        return self.pending and bool(self.before)
 
     def _gradient_bytes(self) -> int:
         """Return what gradients take in the formats that parameters have now."""
@@ -231,7 +236,8 @@ class FailingStep:
 def _with_memory(run: Attempt) -> Attempt:
     if run.lacked_memory:
         raise ShortOfMemoryError
-    return run
+    # What is not finite is held against nothing, and what looks for its place wants the room.
+    return replace(run, grads=None) if run.failed else run
 
 
 def mean_loss(step: Step) -> float:

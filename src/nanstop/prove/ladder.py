@@ -47,6 +47,7 @@ class Ladder:
 
     def __init__(self, failing: FailingStep, place: str) -> None:
         self._view, self._takes = failing.step.view, failing.takes
+        self._makes_updates = failing.makes_updates
         view = self._view
         self.region = region_of(view.root, place)
         self.rung = next(
@@ -60,7 +61,7 @@ class Ladder:
 
     def _exists(self, rung: Rung) -> bool:
         if rung is Rung.PARTS:
-            return len(parts(self._view.root)) > 1
+            return len(parts(self._view.root)) > 1 and not self._makes_updates
         return rung is not Rung.REGION or self.region != ""
 
     def _has_room(self, rung: Rung) -> bool:

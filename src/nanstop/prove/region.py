@@ -17,7 +17,7 @@ from torch import Tensor
 from nanstop.errors import ShortOfMemoryError
 from nanstop.numerics.host_memory import lacks_memory
 from nanstop.numerics.tensors import HALF, in_float64, nonfinite
-from nanstop.prove.agreement import cosine, largest_gap
+from nanstop.prove.agreement import nearness
 from nanstop.prove.exact import ExactRuns, Gaps
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.ladder import Ladder, Rung
@@ -116,7 +116,7 @@ class RegionRuns(ExactRuns):
         pairs = zip((t for call in calls for t in call.made), made, strict=True)
         gaps = [_squares(mine, true) for mine, true in pairs]
         off, size = (math.sqrt(sum(part)) for part in zip(*gaps, strict=True))
-        return off / max(size, 1e-3), cosine(own, grads), largest_gap(own, grads)
+        return off / max(size, 1e-3), *nearness(own, grads)
 
     def _exact_region(self, micro: int) -> Attempt | None:
         """Return the region's exact run in the last run, which is one of a micro-batch as it is;

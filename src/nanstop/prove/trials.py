@@ -32,7 +32,7 @@ from nanstop.prove.form_evidence import (
     values_unchanged,
     windows_before,
 )
-from nanstop.prove.ladder import Ladder
+from nanstop.prove.ladder import Ladder, Rung
 from nanstop.prove.region import RegionRuns
 from nanstop.records import (
     Atom,
@@ -150,9 +150,10 @@ class Trials:
 
     def _gaps_before(self) -> list[Gaps]:
         """Return how far the last micro-batches of the windows before are from float32, with the
-        weights of today.
+        weights of today; of one of them where each takes all gradients to the host and back.
         """
-        earlier = islice(windows_before(self._failing), _MAX_OTHERS)
+        num = 1 if self._ladder.rung is Rung.PARTS else _MAX_OTHERS
+        earlier = islice(windows_before(self._failing), num)
         found = (_own_gaps(self._exact.beside(one), one.micro) for one in earlier)
         return [gaps for gaps in found if gaps is not None]
 
@@ -160,7 +161,10 @@ class Trials:
         if not self._healthy_rows:
             return []
         batch = self._without_bad_rows(self._failing.micro)
-        gaps = self._exact.gaps_of_rows(self._failing.micro, batch)
+        try:
+            gaps = self._exact.gaps_of_rows(self._failing.micro, batch)
+        except ShortOfMemoryError:
+            return []
         return [gaps] if gaps is not None else []
 
     def anew(self, atoms: tuple[Atom, ...]) -> Trial:
@@ -362,8 +366,7 @@ class Trials:
 def _own_gaps(exact: ExactRuns, micro: int) -> Gaps | None:
     """Return how far a micro-batch, run as it is, is from float32; None where nothing tells."""
     try:
-        own = exact.attempt(micro, under=nullcontext, without_update=True)
-        return exact.gaps(micro, own, nullcontext)
+        return exact.own_gaps(micro)
     except ShortOfMemoryError:
         return None
 

@@ -8,7 +8,7 @@ import hashlib
 import math
 import struct
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from nanstop.errors import ShortOfMemoryError
 from nanstop.numerics import accelerator
 from nanstop.numerics.host_memory import lacks_memory
+from nanstop.numerics.parked import ParkedTensors
 from nanstop.numerics.room import let_go
 from nanstop.numerics.tensors import floats, has_bad, in_float64, nonfinite
 from nanstop.numerics.update_length import is_ruinous
@@ -109,7 +110,7 @@ def attempt(  # noqa: PLR0913 - a run, and what is to be known of it, by name
             if lacks_memory(raised):
                 loss = None
                 let_go(raised)
-        digest = _digest(loss, grads.values(), error)
+        digest = _digest(loss, grads, error)
     return Attempt(
         loss=float(loss) if loss is not None and loss.numel() == 1 else None,
         bad=bad,
@@ -173,22 +174,22 @@ def _parameters(step: Step) -> list[tuple[str, Tensor]]:
 
 
 def _bad(loss: Tensor | None, grads: Mapping[str, Tensor]) -> tuple[str, ...]:
-    # Of what waits elsewhere, one at a time is had.
-    sets = (grads,) if isinstance(grads, dict) else ({name: grads[name]} for name in grads)
-    names = tuple(f"grad:{name}" for one in sets for name in nonfinite(one))
+    bad = grads.nonfinite() if isinstance(grads, ParkedTensors) else nonfinite(grads)
+    names = tuple(f"grad:{name}" for name in bad)
     if loss is not None and has_bad(loss):
         return ("loss", *names)
     return names
 
 
-def _digest(loss: Tensor | None, grads: Iterable[Tensor], error: BaseException | None) -> str:
+def _digest(loss: Tensor | None, grads: Mapping[str, Tensor], error: BaseException | None) -> str:
     """Return a digest of the loss and of each gradient's norm and sum, bit for bit;
-    or of what was raised.
+    or of what was raised. Gradients that wait elsewhere are long on the way, and not in it.
     """
     if error is not None:
         return hashlib.sha256(f"{type(error).__name__}: {error}".encode()).hexdigest()[:16]
     scalars = [in_float64(loss.detach().sum())] if loss is not None else []
-    for part in (part for grad in grads for part in floats(grad)):
+    present = () if isinstance(grads, ParkedTensors) else grads.values()
+    for part in (part for grad in present for part in floats(grad)):
         scalars += [in_float64(torch.linalg.vector_norm(part)), in_float64(part.sum())]
     return _hashed(scalars)
 

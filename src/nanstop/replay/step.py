@@ -129,7 +129,8 @@ def undone(
 
     That is random state, modes, buffers (``notes``: those that runs inside go back to), what
     ``changed`` holds, and the gradients of ``leaves``, which are None on entry. Nothing is at
-    another version than before.
+    another version than before. Errors: ``ShortOfMemoryError`` where the host has no room for a
+    copy of what ``changed`` holds.
     """
     with (
         unheard(),
@@ -141,6 +142,7 @@ def undone(
         without_gradients(leaves),
         ExitStack() as undo,
     ):
+        room.require("cpu", changed.num_bytes())  # a host that is short of memory ends processes
         undo.callback(Snapshot(changed).restore)
         yield
 

@@ -1,0 +1,64 @@
+"""What is left on a device: what it has free, what torch keeps, what a script allows itself."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nanstop.numerics import host_memory, room
+
+GIB = 2**30
+
+
+def device(monkeypatch, *, free, used, reserved, share=None):
+    """Have a device of 80 GiB stand in for torch's module of one."""
+    module = SimpleNamespace(
+        mem_get_info=lambda: (free * GIB, 80 * GIB),
+        memory_allocated=lambda: used * GIB,
+        memory_reserved=lambda: reserved * GIB,
+        max_memory_allocated=lambda: used * GIB,
+    )
+    if share is not None:
+        module.get_per_process_memory_fraction = lambda: share
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+
+
+@pytest.mark.parametrize(
+    ("share", "left"),
+    [
+        (None, 48),
+        (1.0, 48),
+        (0.5, 8 + 8),  # 40 GiB allowed, 32 reserved, 8 of them unused
+        (0.25, 8),  # more is reserved than is allowed: what is kept is still to be had
+    ],
+)
+def test_a_share_that_the_script_allows_itself_bounds_what_is_left(monkeypatch, share, left):
+    device(monkeypatch, free=40, used=24, reserved=32, share=share)
+    assert room.left_on("cuda") == left * GIB
+
+
+def test_what_others_use_of_a_device_is_not_left(monkeypatch):
+    device(monkeypatch, free=3, used=24, reserved=32, share=0.9)
+    assert room.left_on("cuda") == (3 + 8) * GIB
+
+
+def test_an_allocator_that_knows_no_share_bounds_nothing(monkeypatch):
+    def unknown():
+        raise NotImplementedError
+
+    device(monkeypatch, free=40, used=24, reserved=32)
+    torch.get_device_module("cuda").get_per_process_memory_fraction = unknown
+    assert room.left_on("cuda") == 48 * GIB
+
+
+@pytest.mark.parametrize(
+    ("message", "short"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", False),
+    ],
+)
+def test_a_library_that_has_no_room_is_short_of_memory(message, short):
+    assert host_memory.lacks_memory(RuntimeError(message)) is short

@@ -15,6 +15,7 @@ SAFE = {
     "outer_autocast",
     "attention",
     "eager",
+    "sdpa_kernel",
     "fp32_trainables",
     "fp32_logits",
     "fp32_optimizer_state",

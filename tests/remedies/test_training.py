@@ -282,6 +282,7 @@ def test_span():
         "held_fill",
         "island",
         "outer_autocast",
+        "sdpa_kernel",
         "stable_form",
     }
     mixed = [atom("outer_autocast", "float16"), atom("bf16"), atom("bf16")]

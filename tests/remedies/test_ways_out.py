@@ -24,6 +24,7 @@ REMEDIES = {
     "drop_micro": Atom(remedy="drop_micro", target="0"),
     "drop_sample": Atom(remedy="drop_sample", target="0:0"),
     "init_rows": Atom(remedy="init_rows", target="table.weight", value="mean"),
+    "sdpa_kernel": Atom(remedy="sdpa_kernel", value="flash"),
     "eager": Atom(remedy="eager"),
     "bf16": Atom(remedy="bf16"),
     "fp32_trainables": Atom(remedy="fp32_trainables"),

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from nanstop.frozen import frozen
+from nanstop.localize.carried import carried_into
 from nanstop.localize.dataflow import of_infinities
 from nanstop.localize.slicing import range_of
 from nanstop.records import Localization, OpEvent, Origin, SourceLine
 from nanstop.records.values import origin_of
-from nanstop.tracing.carried import carried_into
 from nanstop.tracing.holders import Holder
 from nanstop.tracing.op_details import OpDetails
 from nanstop.tracing.places import source_line

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nanstop.errors import ShortOfMemoryError
@@ -25,6 +26,7 @@ from nanstop.replay.conditions import Under, without_dropout
 from nanstop.replay.path import Path
 from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import Batch, gradients_of
+from nanstop.tracing.attention_math import FUSED_ATTENTION
 
 Gaps = tuple[float, float, float]
 """Distance of a loss, cosine of the gradients, distance of the worst gradient."""
@@ -41,11 +43,12 @@ class ExactRuns:
     The first run of a micro-batch makes the path that all others of it take. ``dtype``: exact is
     float32, and float64 from where the failing micro-batch was found to fail in float32 and to pass
     in that: exp(100) is beyond the one and not beyond the other. ``ladder``: how much of the model
-    is held in it at a time.
+    is held in it at a time. ``op``: what failed; fused attention that fails in exact numbers too is
+    computed in its parts, for its kernel may be wrong in every format.
     """
 
-    def __init__(self, failing: FailingStep, ladder: Ladder | None = None) -> None:
-        self._failing = failing
+    def __init__(self, failing: FailingStep, ladder: Ladder | None = None, op: str = "") -> None:
+        self._failing, self._is_fused, self._is_opened = failing, FUSED_ATTENTION in op, False
         self._ladder = ladder or Ladder(failing, "")
         self._paths: dict[int, Path] = {}
         self._runs: dict[int, Attempt] = {}
@@ -84,6 +87,11 @@ class ExactRuns:
                 freed = self._exact(self.path(micro), micro)
                 self._takes_choices = freed.failed
                 run = run if freed.failed else freed
+            if run.failed and self._is_fused:
+                self._is_opened = True
+                opened = self._exact(self.path(micro), micro)
+                self._is_opened = not opened.failed
+                run = run if opened.failed else opened
             self._runs[micro] = run
             if run.failed and micro == self._failing.micro and self._may_widen():
                 self._widen(micro)
@@ -224,10 +232,13 @@ class ExactRuns:
     def _in_exact(self) -> AbstractContextManager[None]:
         return self._in(self.dtype)
 
-    def _in(self, dtype: torch.dtype) -> AbstractContextManager[None]:
-        # An update that is yet to come is tried from the snapshot on, with those before it.
+    @contextmanager
+    def _in(self, dtype: torch.dtype) -> Iterator[None]:
         failing = self._failing
-        return reference(failing.step.view, dtype, with_state=failing.makes_updates)
+        parts = sdpa_kernel(SDPBackend.MATH) if self._is_opened else nullcontext()
+        # An update that is yet to come is tried from the snapshot on, with those before it.
+        with parts, reference(failing.step.view, dtype, with_state=failing.makes_updates):
+            yield
 
     def _exact(self, path: Path, micro: int, batch: Batch | None = None) -> Attempt:
         """Run a batch exactly, on the highest rung that there is room for. Errors:

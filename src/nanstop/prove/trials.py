@@ -81,7 +81,7 @@ class Trials:
         self._wider: Finiteness = wider
         self._key = key
         self._ladder = Ladder(failing, key.module)
-        self._exact = ExactRuns(failing, self._ladder)
+        self._exact = ExactRuns(failing, self._ladder, key.op or "")
         self._places: dict[frozenset[Atom], Localization] = {}
 
     def reference(self) -> Reference:

@@ -45,6 +45,12 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
             RemedyInfo(
                 "attention", "safe", "compute attention with the `{value}` kernel", forward=True
             ),
+            RemedyInfo(
+                "sdpa_kernel",
+                "safe",
+                "compute attention without torch's {value} kernel",
+                forward=True,
+            ),
             RemedyInfo("eager", "safe", "run without `torch.compile`", forward=True),
             RemedyInfo(
                 "bf16",

@@ -44,6 +44,7 @@ TABLE: Mapping[str, Remedy] = MappingProxyType(
             Remedy("drop_sample", data.drop_sample),
             Remedy("init_rows", data.init_rows, "window"),
             Remedy("attention", kernels.attention),
+            Remedy("sdpa_kernel", kernels.sdpa_kernel),
             Remedy("eager", kernels.eager),
             Remedy("bf16", precision.bf16, "window"),
             Remedy("fp32_trainables", precision.fp32_trainables, "window"),

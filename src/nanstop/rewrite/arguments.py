@@ -231,6 +231,18 @@ def _attention(source: Source, atom: Atom, _facts: RunFacts) -> list[Edit]:
     return [edit for node, name in pairs for edit in with_keyword(source, node, str(name), value)]
 
 
+def _sdpa_kernel(source: Source, atom: Atom, _facts: RunFacts) -> list[Edit]:
+    """Have torch not choose a kernel of attention, in a line after the imports."""
+    function = f"torch.backends.cuda.enable_{atom.value}_sdp"
+    imports = [one for one in source.tree.body if isinstance(one, ast.Import | ast.ImportFrom)]
+    known = source.spelled(function)
+    if not imports or any(source.qualified(node.func) == function for _, node in calls(source)):
+        return []
+    lines = (f"{known}(False)",) if known is not None else ("import torch", f"{function}(False)")
+    edit = source.inserted_after(imports[-1], lines)
+    return [edit] if edit is not None else []
+
+
 def _eager(source: Source, _atom: Atom, _facts: RunFacts) -> list[Edit]:
     """Take what compiles off: a call, a decorator, a training's argument."""
     around = {
@@ -367,6 +379,7 @@ _BY_REMEDY: Mapping[str, Callable[[Source, Atom, RunFacts], list[Edit]]] = {
     "weight_decay": _set,
     "optimizer_swap": _optimizer_swap,
     "attention": _attention,
+    "sdpa_kernel": _sdpa_kernel,
     "eager": _eager,
     "fp32_trainables": _fp32_trainables,
     "loss_scale": _loss_scale,

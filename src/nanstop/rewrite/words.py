@@ -196,6 +196,7 @@ _OTHERS: Mapping[str, str] = {
     "without_its_state": "take over the weights of the checkpoint, not the state of its optimizer: "
     "load them with `from_pretrained(CHECKPOINT)` and train without `resume_from_checkpoint`, in a "
     "loop without `optimizer.load_state_dict(...)`; or resume from an earlier checkpoint",
+    "sdpa_kernel": "before the first step: `torch.backends.cuda.enable_{value}_sdp(False)`",
     "eager": "take `torch.compile` off, or put `@torch.compiler.disable` on the function that "
     "fails",
     "attention": 'load the model with `attn_implementation="{value}"`',

@@ -27,11 +27,11 @@ from nanstop.records import Finiteness, TensorStats
 from nanstop.records.values import origin_of
 from nanstop.replay.rng import rng_kept
 from nanstop.tracing import operators
+from nanstop.tracing.attention_math import defined
 from nanstop.tracing.holders import Holder, holder_of
 
 StorageNames = Mapping[int, Sequence[tuple[range, str]]]
 """By the address of a storage the bytes that each tensor with a name takes there."""
-_ATTENTION = "scaled_dot_product"
 _MASK_FRACTION = 0.9
 _MASK_REPEATS = 4
 """A mask holds next to the lowest value of its format, the same few numbers again and again. Scores
@@ -218,6 +218,8 @@ def rerun_wider(
         return value
 
     def run() -> list[Tensor]:
+        with suppress(NotImplementedError):  # kernels of attention are for some formats only
+            return defined(func, args, kwargs)(widen)
         wide_args = tuple(widen(a) for a in args)
         wide_kwargs = {k: widen(v) for k, v in kwargs.items()}
         return outputs_of(func, wide_args, wide_kwargs, func(*wide_args, **wide_kwargs))
@@ -228,22 +230,10 @@ def rerun_wider(
 def rerun_reference(
     func: Any, args: Any, kwargs: Mapping[str, Any], bad: tuple[Tensor | None, ...]
 ) -> Finiteness:
-    """Return whether reference mathematics in the same format is finite:
-    attention opened into its parts.
+    """Return whether reference mathematics in the same format is finite: attention, or its
+    backward, opened into its parts.
     """
-    name = str(func)
-    if _ATTENTION not in name or "backward" in name:
-        return "unknown"
-    query, key, value = args[:3]
-    mask = kwargs.get("attn_mask", kwargs.get("attn_bias"))
-    causal = any(a is True for a in args[3:]) or bool(kwargs.get("is_causal", False))
-
-    def run() -> list[Tensor]:
-        scale = kwargs.get("scale")
-        math = torch.ops.aten._scaled_dot_product_attention_math
-        return [math(query, key, value, mask, 0.0, causal, scale=scale)[0]]
-
-    return _verdict(run, bad[:1])
+    return _verdict(lambda: defined(func, args, kwargs)(lambda operand: operand), bad)
 
 
 def _verdict(run: Callable[[], list[Tensor]], bad: tuple[Tensor | None, ...]) -> Finiteness:

@@ -12,6 +12,12 @@ Candidates = tuple[tuple[Atom, ...], ...]
 
 BF16: Candidates = ((Atom(remedy="bf16"),),)
 KERNELS = ("sdpa", "eager")
+_FUSED = {
+    "_scaled_dot_product_cudnn_attention": "cudnn",
+    "_scaled_dot_product_flash_attention": "flash",
+    "_scaled_dot_product_efficient_attention": "mem_efficient",
+}
+"""Operations of fused attention, and what torch calls the kernel that they are of."""
 
 
 def kernels(facts: RunFacts) -> Candidates:
@@ -21,6 +27,18 @@ def kernels(facts: RunFacts) -> Candidates:
     return tuple(
         (Atom(remedy="attention", value=kernel),) for kernel in KERNELS if kernel != facts.attention
     )
+
+
+def other_kernels(event: OpEvent, facts: RunFacts) -> Candidates:
+    """Return what computes an operation by another kernel: for fused attention torch's others,
+    without the one that it was computed by, before the model's own.
+    """
+    without: list[tuple[Atom, ...]] = [
+        (Atom(remedy="sdpa_kernel", value=kernel),)
+        for operation, kernel in _FUSED.items()
+        if operation in event.op
+    ]
+    return (*without, *kernels(facts))
 
 
 def islands(event: OpEvent, facts: RunFacts) -> Candidates:

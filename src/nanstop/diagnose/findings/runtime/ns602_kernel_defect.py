@@ -22,8 +22,8 @@ cuDNN attention backward with an explicit mask and a sequence length of 64 modul
 comes before them; `sdpa_kernel(SDPBackend.MATH)` is finite.
 
 ## Fix
-1. Use another attention kernel: `attn_implementation="sdpa"` or `"eager"`.
-   Cost: none to 20 % of step time.
+1. Use another attention kernel: `attn_implementation="sdpa"` or `"eager"`, or switch the one off
+   that is at fault: `torch.backends.cuda.enable_cudnn_sdp(False)`. Cost: none to 20 % of step time.
 2. Run the module in float32, which selects another kernel. Cost: that module's time doubles.
 3. Switch compilation off for the module, or update the library. Cost: speed; an update.
 4. A backward that does not use what it is given: multiply by it, for each value of the result, or
@@ -45,7 +45,7 @@ so the un-instrumented replay counts.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.candidates import Candidates, islands, kernels
+from nanstop.diagnose.evidence.candidates import Candidates, islands, kernels, other_kernels
 from nanstop.diagnose.evidence.reading import MODEST, foreign_kernel, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, Diagnosis, Evidence, OpEvent, op_name
@@ -116,7 +116,7 @@ def _deaf(evidence: Evidence) -> Diagnosis | None:
 
 def _remedies(evidence: Evidence, event: OpEvent) -> Candidates:
     facts = standing(evidence)
-    return (*kernels(facts), *islands(event, facts))
+    return (*other_kernels(event, facts), *islands(event, facts))
 
 
 RULE = Rule(

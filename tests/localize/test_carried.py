@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from nanstop.localize.carried import carried_into
 from nanstop.records import SourceLine
-from nanstop.tracing.carried import carried_into
 
 NAN = torch.tensor(torch.nan)
 CARRIED = {

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gpu.machine import Machine, Row, described, present
+from gpu.page import RESULTS, write_page
 from rich.console import Console
 from rich.table import Table
 
@@ -35,7 +36,6 @@ from gpu import (
 )
 
 MOST_COLUMNS = 10
-RESULTS = Path(__file__).parent / "results" / "gpu"
 PARTS: dict[str, Callable[[Machine], Iterable[Row]]] = {
     "overhead": overhead.run,
     "trainer": trainer.run,
@@ -81,14 +81,21 @@ def main() -> int:
     console.print(known)
     file = options.out or RESULTS / f"{known.get('name', 'cpu toy').replace(' ', '-')}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    parts, failed = {}, False
+    kept = json.loads(file.read_text()) if file.exists() else {"parts": {}}
+    parts, failed = kept["parts"], False  # parts that are not measured now stay
     for name in options.part or PARTS:
         machine.begin()
         began, rows = time.monotonic(), []
 
         def write(name: str = name, rows: list[Row] = rows, began: float = began) -> None:
             seconds = round(time.monotonic() - began, 1)
-            parts[name] = {"rows": rows, "lacks": list(machine.lacks), "seconds": seconds}
+            parts[name] = {
+                "date": time.strftime("%Y-%m-%d"),
+                "versions": known["versions"],
+                "seconds": seconds,
+                "lacks": list(machine.lacks),
+                "rows": rows,
+            }
             file.write_text(json.dumps({"machine": known, "parts": parts}, indent=2) + "\n")
 
         try:
@@ -104,6 +111,8 @@ def main() -> int:
         for lack in machine.lacks:
             console.print(f"not here: {lack}")
     console.print(f"written: {file}")
+    if file.parent == RESULTS:
+        write_page()
     return int(failed)
 
 

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import torch
@@ -24,6 +25,15 @@ from gpu import models
 from gpu.machine import Machine, Row
 
 SIZES = ("0.5B", "1.5B", "7B")
+WAYS = (
+    ("full", False),
+    ("LoRA", True),
+    ("4-bit LoRA", True),
+    ("full", True),
+    ("LoRA", False),
+    ("4-bit LoRA", False),
+)
+"""Ways to train and whether with checkpointing, the usual ones first: each at all sizes."""
 Way = tuple[Callable[[], None], Callable[[], AbstractContextManager[Any]]]
 """A step, and what is put around a block of such steps."""
 WARM_UP = 10
@@ -44,17 +54,15 @@ class Block:
 
 def run(machine: Machine) -> Iterator[Row]:
     """Return a row for each size, way to train and way to look."""
-    for size in ("toy",) if machine.toy else SIZES:
-        for how in models.HOW:
-            for checkpointing in (False, True):
-                what = f"{size}, {how}, checkpointing {'on' if checkpointing else 'off'}"
-                if how.startswith("4-bit") and not _can_quantise(machine):
-                    continue
-                if machine.goes_on(what):
-                    rows: list[Row] = []
-                    with machine.within_memory(what):
-                        rows = _measured(machine, size, how, checkpointing=checkpointing)
-                    yield from rows
+    for (how, checkpointing), size in product(WAYS, ("toy",) if machine.toy else SIZES):
+        what = f"{size}, {how}, checkpointing {'on' if checkpointing else 'off'}"
+        if how.startswith("4-bit") and not _can_quantise(machine):
+            continue
+        if machine.goes_on(what):
+            rows: list[Row] = []
+            with machine.within_memory(what):
+                rows = _measured(machine, size, how, checkpointing=checkpointing)
+            yield from rows
 
 
 def _can_quantise(machine: Machine) -> bool:

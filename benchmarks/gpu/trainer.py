@@ -20,9 +20,9 @@ from gpu import models
 from gpu.machine import Machine, Row
 from gpu.overhead import Block, against
 
-FIRST = 20
+FIRST = 12
 """Steps before those that are timed: a run is looked at more closely in its first ones."""
-STEPS, PAIRS = 30, 6
+STEPS, PAIRS = 20, 4
 
 
 def run(machine: Machine) -> Iterator[Row]:

@@ -37,7 +37,6 @@ GEMMA3 = {
     "0.5B": (896, 4608, 20, 4, 1, 131_072),
     "1B": (1152, 6912, 26, 4, 1, 262_144),
 }
-HOW = ("full", "LoRA", "4-bit LoRA")
 
 
 def qwen2(size: str, machine: Machine, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nanstop.frozen import frozen
 from nanstop.numerics.tensors import bad_mask, is_measurable
 from nanstop.records import op_name
+from nanstop.replay.conditions import eager
 from nanstop.replay.rng import rng_kept
 from nanstop.tracing import operators
 from nanstop.tracing.op_details import operands_of, outputs_of, replaced_in
@@ -48,7 +49,7 @@ class LookOfSome(ABC):
 
 class SecondRun(TorchDispatchMode):
     """Calls each of ``looks`` with every counted op of a run, and then what it returned with the
-    op's result.
+    op's result. Compiled code runs eagerly: torch gives up what it compiled and meets under a mode.
 
     A look that fails (out of memory, an operand of a kind not foreseen) is given up;
     the run goes on.
@@ -59,6 +60,15 @@ class SecondRun(TorchDispatchMode):
         self._looks = looks
         self._readers: dict[tuple[Any, bool], tuple[Look, ...]] = {}
         self._count = 0
+
+    def __enter__(self) -> SecondRun:
+        self._eagerly = eager()
+        self._eagerly.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._eagerly.__exit__(*error)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from nanstop.numerics.trained import held_by
+from nanstop.replay.conditions import eager
 from nanstop.tracing.places import line_text, user_line
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def passed_by(step: Step, zeros: Sequence[Tensor]) -> tuple[list[Tensor], str]:
 
 
 def _reached(step: Step, zeros: Sequence[Tensor], mode: _PassedBy) -> list[Tensor]:
-    with step.isolated(), mode:
+    with step.isolated(), eager(), mode:
         step.run(0)
         return [p for p in zeros if p.grad is not None and bool(p.grad.any())]
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from nanstop.replay.conditions import eager
 from nanstop.rewrite.source import nodes_around
 from nanstop.tracing.holders import tree_of
 from nanstop.tracing.places import source_line, user_line
@@ -31,7 +32,7 @@ def times_zero(step: Step) -> SourceLine | None:
     raises. Synchronises the device.
     """
     plain = _TimesZero(None)
-    with step.isolated(), plain:
+    with step.isolated(), eager(), plain:
         step.run(0)
     lines = [line for line in plain.lines if line is not None and _spells_zero(line)]
     return next((source_line(line) for line in reversed(lines) if _is_all(step, line)), None)
@@ -41,7 +42,7 @@ def _is_all(step: Step, line: Line) -> bool:
     """Return whether a loss without what a line makes has nothing to train."""
     cut = _TimesZero(line)
     try:
-        with step.isolated(), cut:
+        with step.isolated(), eager(), cut:
             step.run(0)
     except RuntimeError:
         return cut.num_cut > 0

@@ -50,7 +50,7 @@ def facts_of(view: HfView, trainer: Any, *, resumed: str | None = None) -> RunFa
         "accumulation": _divided(trainer, known["accumulation"]),
         "batch_shape": (args.per_device_train_batch_size,),
         "gradient_checkpointing": compat.recomputes(args, model),
-        "compiled": bool(args.torch_compile or trainer.model is not view.root),
+        "compiled": bool(known["compiled"] or args.torch_compile or trainer.model is not view.root),
         "nan_inf_filter": bool(args.logging_nan_inf_filter),
         "logging_steps": int(trainer.state.logging_steps or 0),
         "zero_loss_by_design": _zero_loss(args),

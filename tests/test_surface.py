@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "56636f85d25c73bc")
+REPORT_FORM = (1, "b22e2f7287009913")
 
 
 def test_names():

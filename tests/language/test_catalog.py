@@ -113,6 +113,7 @@ def test_findings_are_chinese_to_the_last_word():
         "item",
         "step",
         "top-p",
+            "Triton",
         "with",
         "False",
         "True",

@@ -17,13 +17,13 @@ from nanstop.localize import slicing
 from nanstop.localize.exact import with_exact
 from nanstop.localize.origin import BatchLayout, FailureOrigin
 from nanstop.localize.positions import Grid
+from nanstop.localize.unseen import written_unseen
 from nanstop.numerics.tensors import is_plain
 from nanstop.records import Confidence, FailureKey, Localization, Phase
 from nanstop.records.values import origin_of
 from nanstop.replay.step import Step
 from nanstop.tracing.op_details import Observer, OpDetails, storage_names
-from nanstop.tracing.op_patches import Filled, Look, Patch, Spot
-from nanstop.tracing.operators import takes_memory
+from nanstop.tracing.op_patches import Look, Patch, Spot
 from nanstop.tracing.record_step import Recording, known_tensors, look_again, record
 from nanstop.tracing.recorder import Trace, Value
 
@@ -31,9 +31,8 @@ _MAX_DETAILS = 24
 _MAX_DECOYS = 2
 """How many births that explain nothing are passed over before the earliest is taken."""
 
-_UNSEEN_KERNEL = (
-    "the memory that it takes is written by a kernel that torch does not dispatch (Triton, CUDA)"
-)
+_MAX_UNSEEN = 4
+"""How many writes that no operation makes are gone behind."""
 
 
 def localize(
@@ -64,8 +63,8 @@ def localize(
     found = origin.localization()
     if found is None:
         return None
-    if not tested:
-        found = _written_unseen(found, scene)
+    if not tested or found.origin == "unknown":
+        origin, found, tested = _behind_unseen(scene, first, origin, found)
     return replace(
         _described(with_exact(found, origin, scene.seen_again), scene),
         confidence=_confidence(found, tested=tested),
@@ -94,10 +93,11 @@ def fails_at(
 
 def _confidence(found: Localization, *, tested: bool) -> Confidence:
     """Return how certain the place is: the op that raised or was put right, the tensor that was bad
-    before any op ran; likely where the run did not take the same path twice.
+    before any op ran; likely where the run did not take the same path twice, or where a line was
+    seen to write what is bad.
     """
     if found.origin == "unknown":
-        return "possible"
+        return "possible" if found.unseen_write is None else "likely"
     named = found.origin.startswith("from_") or found.made is not None
     named = named or found.key.kind in ("exception", "absorbed")
     return "certain" if (tested or named) and not found.blind_spots else "likely"
@@ -270,25 +270,28 @@ def _confirmed(scene: _Scene, origin: FailureOrigin) -> tuple[FailureOrigin, boo
     return origin, True
 
 
-def _written_unseen(found: Localization, scene: _Scene) -> Localization:
-    """Return ``found`` as of unknown origin where its op takes memory that a kernel writes which
-    torch does not dispatch: filled with numbers as it is taken, the run fails all the same.
+def _behind_unseen(
+    scene: _Scene, recording: Recording, origin: FailureOrigin, found: Localization
+) -> tuple[FailureOrigin, Localization, bool]:
+    """Return what explains a failure whose place could not be tested, and whether it could now:
+    what was bad before a write that no operation makes is where the search goes on.
     """
-    event = found.first_bad
-    if event is None or not found.reaches or not takes_memory(event.op):
-        return found
-    failed, error = scene.seen_again(Filled(event.index))
-    fails = error is not None if found.reaches[0] == "exception" else found.reaches[0] in failed
-    if not fails:
-        return found
-    # What stood there when it was taken is what another tensor has left.
-    return replace(
-        found,
-        origin="unknown",
-        positions=None,
-        first_bad=replace(event, outputs=()),
-        blind_spots=(*found.blind_spots, _UNSEEN_KERNEL),
-    )
+    for _ in range(_MAX_UNSEEN):
+        found, behind = written_unseen(found, origin, scene.seen_again)
+        if not behind or recording.error is not None:
+            break
+        failed = {found.reaches[0]: behind}
+        earlier = _explained(scene, replace(recording, trace=origin.trace, failed=failed), {})
+        if earlier is None:
+            break
+        before, tested = _confirmed(scene, earlier.with_reaches(origin.reaches))
+        deeper = before.localization()
+        if deeper is None:
+            break
+        origin, found = before, deeper
+        if tested:
+            return origin, found, True
+    return origin, found, False
 
 
 def _passes(scene: _Scene, reaches: tuple[str, ...], mended: Mapping[int, Spot]) -> bool:

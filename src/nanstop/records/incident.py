@@ -179,6 +179,11 @@ class Localization:
     """Whether the culprit is a parameter of a model that the step calls and that is not the trained
     one: a reference, a teacher.
     """
+    unseen_write: Finiteness | None = None
+    """None, or the line of the first bad op writes where torch dispatches nothing: its inputs are
+    what that line can read, its outputs what it leaves, and the value is what it leaves where it
+    reads ordinary numbers.
+    """
     num_ops: int = 0
     blind_spots: tuple[str, ...] = ()
     seconds: float = 0.0

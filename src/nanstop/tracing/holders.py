@@ -27,7 +27,7 @@ from nanstop.rewrite.source import nodes_around
 
 _MAX_LOOKED_AT = 20_000
 _MAX_DEPTH = 4
-_RUN = str(Path(__file__).with_name("record_step.py"))
+RUN = str(Path(__file__).with_name("record_step.py"))
 """Frames above its frames belong to the run that is recorded, those below to the script."""
 _NO_OWNERS = (ModuleType, type, str, bytes, int, float, complex, nn.ParameterDict, nn.ParameterList)
 
@@ -102,7 +102,7 @@ def script_frames() -> Iterator[tuple[FrameType, bool]]:
     inside = True
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        inside = inside and frame.f_code.co_filename != _RUN
+        inside = inside and frame.f_code.co_filename != RUN
         if not _is_foreign(frame):
             yield frame, inside
         frame = frame.f_back

@@ -43,7 +43,7 @@ from __future__ import annotations
 from nanstop.diagnose.evidence.candidates import BF16, Candidates, fp32_trainables, kernels
 from nanstop.diagnose.evidence.reading import failing_batch, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Atom, Diagnosis, Evidence, OpEvent, op_name
+from nanstop.records import Atom, Diagnosis, Evidence, Localization, OpEvent, op_name
 from nanstop.records.formats import HALF
 
 
@@ -103,8 +103,14 @@ def _next_experiment(evidence: Evidence) -> str:
     if found.made is not None:
         return f"look at what line {found.made.line} takes: no operation of torch computes it"
     if found.blind_spots:
-        return f"look at what the recorder could not see: {found.blind_spots[0]}"
+        return _next_unseen(found)
     return _next_about(found.first_bad)
+
+
+def _next_unseen(found: Localization) -> str:
+    if found.unseen_write == "nonfinite":
+        return "look at what this line writes: it is not finite whatever the line reads"
+    return f"look at what the recorder could not see: {found.blind_spots[0]}"
 
 
 def _next_about(event: OpEvent | None) -> str:

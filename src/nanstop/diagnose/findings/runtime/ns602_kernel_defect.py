@@ -6,6 +6,11 @@ same format, written out in plain operations, is finite. What a kernel from outs
 inside is not seen: one that is not finite on small, finite values in a wide format is likely to be
 wrong.
 
+A kernel that is launched by hand (Triton in an autograd function, a C++ extension, NumPy) is no
+operation of torch at all. It is found by its line: memory that is finite before it, or filled with
+ones, is not finite behind it, what it reads is finite, and with other numbers in their place it is
+finite as well.
+
 ## Why it happens
 Fused attention keeps logsumexp and recomputes exp(score - logsumexp) tile by tile. A padded tile
 scored 0 with a logsumexp below -88.7 gives exp(88.8) = Inf, because float32 ends at exp(88.72);
@@ -48,7 +53,7 @@ from __future__ import annotations
 from nanstop.diagnose.evidence.candidates import Candidates, islands, kernels, other_kernels
 from nanstop.diagnose.evidence.reading import MODEST, foreign_kernel, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Atom, Diagnosis, Evidence, OpEvent, op_name
+from nanstop.records import Atom, Diagnosis, Evidence, Localization, OpEvent, op_name
 from nanstop.wording import counted, number
 
 
@@ -68,6 +73,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
             remedies=_remedies(evidence, event),
             where=event.module,
         )
+    if found is not None and found.unseen_write == "finite":
+        return _unseen(evidence, found)
     if event is not None and foreign_kernel(event):
         largest = max((s.absmax for s in event.inputs if s.absmax <= MODEST), default=0.0)
         return Diagnosis(
@@ -92,6 +99,33 @@ def check(evidence: Evidence) -> Diagnosis | None:
             remedies=((Atom(remedy="eager"),), *kernels(facts)),
         )
     return None
+
+
+def _unseen(evidence: Evidence, found: Localization) -> Diagnosis | None:
+    """Return the finding of a write that no operation makes, where what it reads is finite."""
+    event = found.first_bad
+    if event is None or not event.inputs or not all(stats.finite for stats in event.inputs):
+        return None
+    largest = max(stats.absmax for stats in event.inputs)
+    written = next((stats.dtype for stats in event.outputs if not stats.finite), "")
+    far = written == "float16" or largest > MODEST
+    return Diagnosis(
+        code="NS602",
+        title="a kernel that torch does not see is not finite",
+        cause=(
+            "this line writes where torch dispatches nothing (Triton, CUDA, C++, NumPy); what it "
+            f"reads is finite and ends at {number(largest)}. Its kernel is wrong, or what it "
+            "computes has no value for these numbers (a division by 0, say)"
+        ),
+        confidence="likely",
+        lines=(
+            *((f"or what it computes leaves {written}",) if far else ()),
+            "memory that was finite before this line, or filled with ones, is not finite behind it",
+            "with numbers between 0.25 and 0.75 in place of what it reads it is finite",
+        ),
+        remedies=_remedies(evidence, event),
+        where=event.module,
+    )
 
 
 def _deaf(evidence: Evidence) -> Diagnosis | None:

@@ -113,7 +113,7 @@ def test_findings_are_chinese_to_the_last_word():
         "item",
         "step",
         "top-p",
-            "Triton",
+        "Triton",
         "with",
         "False",
         "True",

@@ -1,5 +1,7 @@
 """The second look at an op: wider format, reference, masks, patched elements."""
 
+import math
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -31,6 +33,14 @@ def test_wider_of_a_cast_that_names_its_format():
     assert looked(lambda: wide.half())[0].wider == "finite"
     assert looked(lambda: wide.to(torch.float8_e5m2))[0].wider == "finite"
     assert looked(lambda: (wide * INF).half(), index=1)[0].wider == "nonfinite"
+
+
+@pytest.mark.parametrize(("scale", "wider"), [(1e36, "finite"), (math.inf, "nonfinite")])
+def test_wider_of_a_product_of_8_bit_floats_is_its_definition(scale, wider):
+    one, scales = torch.ones(16, 16).to(torch.float8_e4m3fn), torch.tensor(scale)
+    many, form = torch.tensor(1e3), torch.bfloat16
+    seen, _ = looked(lambda: torch._scaled_mm(one, one.t(), scales, many, out_dtype=form))
+    assert (seen.op, seen.wider, seen.reference) == ("aten._scaled_mm.default", wider, "nonfinite")
 
 
 def test_wider_of_an_op_in_place_uses_the_old_operand():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nanstop.frozen import frozen
+from nanstop.numerics.definitions import defined as scaled_product
 from nanstop.numerics.exponents import exponent_counts
 from nanstop.numerics.tensors import (
     bad_mask,
@@ -224,16 +225,23 @@ def rerun_wider(
         wide_kwargs = {k: widen(v) for k, v in kwargs.items()}
         return outputs_of(func, wide_args, wide_kwargs, func(*wide_args, **wide_kwargs))
 
-    return _verdict(run, bad)
+    own = _verdict(run, bad)
+    return own if own != "unknown" else _verdict(lambda: scaled_product(func, args, kwargs), bad)
 
 
 def rerun_reference(
     func: Any, args: Any, kwargs: Mapping[str, Any], bad: tuple[Tensor | None, ...]
 ) -> Finiteness:
     """Return whether reference mathematics in the same format is finite: attention, or its
-    backward, opened into its parts.
+    backward, opened into its parts; a product of 8-bit floats by its definition.
     """
-    return _verdict(lambda: defined(func, args, kwargs)(lambda operand: operand), bad)
+
+    def run() -> list[Tensor]:
+        with suppress(NotImplementedError):
+            return defined(func, args, kwargs)(lambda operand: operand)
+        return scaled_product(func, args, kwargs, own_format=True)
+
+    return _verdict(run, bad)
 
 
 def _verdict(run: Callable[[], list[Tensor]], bad: tuple[Tensor | None, ...]) -> Finiteness:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from nanstop.frozen import frozen
-from nanstop.numerics.definitions import defined as scaled_product
 from nanstop.numerics.exponents import exponent_counts
 from nanstop.numerics.tensors import (
     bad_mask,
@@ -29,6 +28,7 @@ from nanstop.records.values import origin_of
 from nanstop.replay.rng import rng_kept
 from nanstop.tracing import operators
 from nanstop.tracing.attention_math import defined
+from nanstop.tracing.definitions.scaled_product import scaled_product
 from nanstop.tracing.holders import Holder, holder_of
 
 StorageNames = Mapping[int, Sequence[tuple[range, str]]]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nanstop.numerics.definitions import defined
+from nanstop.tracing.definitions.scaled_product import scaled_product
 
 V1 = torch.ops.aten._scaled_mm.default
 V2 = torch.ops.aten._scaled_mm_v2.default if hasattr(torch.ops.aten, "_scaled_mm_v2") else None
@@ -23,8 +23,8 @@ def test_it_is_the_product_that_the_kernel_rounds(form, shapes):
     one, other = (torch.rand(shape) + 0.5 for shape in shapes)
     bias = torch.rand(16).to(form) if form is not torch.float32 else None
     result = V1(left, right, one, other, bias, out_dtype=form)
-    (exact,) = defined(V1, (left, right, one, other, bias), {"out_dtype": form})
-    (rounded,) = defined(V1, (left, right, one, other, bias), {"out_dtype": form}, own_format=True)
+    (exact,) = scaled_product(V1, (left, right, one, other, bias), {"out_dtype": form})
+    (rounded,) = scaled_product(V1, (left, right, one, other, bias), {"out_dtype": form}, own_format=True)
     assert exact.dtype is (torch.float32 if form is torch.float16 else torch.float64)
     assert rounded.dtype is form
     torch.testing.assert_close(rounded, result, rtol=1e-2, atol=1e-2)
@@ -35,20 +35,20 @@ def test_the_newer_form_is_the_same():
     left, right = operands()
     one, other = torch.rand(16, 1), torch.rand(1, 16)
     args = (left, right, [one], [1], [0], [other], [1], [0], None, torch.float16)
-    (product,) = defined(V2, args, {})
+    (product,) = scaled_product(V2, args, {})
     torch.testing.assert_close(product.half(), V2(*args), rtol=1e-2, atol=1e-2)
-    assert not defined(V2, (left, right, [one], [1], [1], [other], [1], [1], None, None), {})
+    assert not scaled_product(V2, (left, right, [one], [1], [1], [other], [1], [1], None, None), {})
 
 
 def test_scales_of_blocks_go_with_their_blocks():
     left, right = torch.ones(4, 8).to(NARROW), torch.ones(8, 2).to(NARROW)
     spans, tiles = torch.tensor([[1.0, 2.0]] * 4), torch.ones(2, 1)
-    (product,) = defined(V1, (left, right, spans, tiles), {"out_dtype": torch.float32})
+    (product,) = scaled_product(V1, (left, right, spans, tiles), {"out_dtype": torch.float32})
     assert product.unique().tolist() == [4.0 + 8.0]
 
 
 def test_scales_that_are_laid_out_otherwise_say_nothing():
     left, right = operands()
     flat, single = torch.ones(512), torch.ones(())
-    assert not defined(V1, (left, right, flat, single), {"out_dtype": torch.float32})
-    assert not defined(torch.ops.aten.mm.default, (left, right), {})
+    assert not scaled_product(V1, (left, right, flat, single), {"out_dtype": torch.float32})
+    assert not scaled_product(torch.ops.aten.mm.default, (left, right), {})

@@ -1,7 +1,5 @@
-"""Operations that have no form in a wider format, by their definition in plain ones.
-
-The product of 8-bit floats is one: its operands are numbers times a scale, and only its result is
-in a format of training.
+"""The product of 8-bit floats by its definition in plain operations: its operands are numbers times
+a scale, and only its result is in a format of training.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ of a row, one for a tile of 128 x 128.
 """
 
 
-def defined(
+def scaled_product(
     func: Any, args: Any, kwargs: Mapping[str, Any], *, own_format: bool = False
 ) -> list[Tensor]:
     """Return the results of an operation by its definition: in a format wider than its own, or
@@ -29,7 +27,9 @@ def defined(
     Source: the documentation of ``torch.nn.functional.scaled_mm``.
     """
     name = str(func).split(".")[1] if "." in str(func) else ""
-    given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
+    given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | dict(
+        kwargs
+    )
     if name == "_scaled_mm" and given.get("scale_result") is None:
         scales = given["scale_a"], given["scale_b"]
     elif name == "_scaled_mm_v2" and _is_plain(given):

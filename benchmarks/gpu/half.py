@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import copy
 import statistics
+import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,32 +26,52 @@ LOUD = 30_000.0
 """What the gains of one norm are multiplied by: its output leaves float16, not bfloat16."""
 
 
-def run(machine: Machine) -> list[Row]:
-    """Return a row for each format; the loss is the mean of the last tenth of the steps."""
-    size, steps, length = ("toy", 4, 16) if machine.toy else ("0.5B", 200, 1024)
+@dataclass(frozen=True, slots=True)
+class Way:
+    """``dtype``: what autocast computes in, None for no autocast."""
+
+    name: str
+    dtype: str | None
+    tf32: bool = True
+    with_plan: bool = False
+
+
+WAYS = (
+    Way("bfloat16", "bfloat16"),
+    Way("float16 + plan", "float16", with_plan=True),
+    Way("float16", "float16"),
+    Way("float32, TF32", None),
+    Way("float32", None, tf32=False),
+)
+"""The slowest last: where time is short, it is the one that is left out."""
+
+
+def run(machine: Machine) -> Iterator[Row]:
+    """Yield a row for each format; the loss is the mean of the last tenth of the steps, and
+    ``plan s`` the seconds that making the plan has taken.
+    """
+    size, steps, length = ("toy", 4, 16) if machine.toy else ("0.5B", 100, 1024)
     base = _planted(models.gemma3(size, machine))
     batches = [models.batch(base, machine, 2, length, seed) for seed in range(4)]
-    plan = nanstop.plan(copy.deepcopy(base), batches, seconds=5.0 if machine.toy else 60.0)
-    if not plan.found:
-        machine.lack(f"float16 with a plan: {plan.record.reason}")
-    ways: dict[str, tuple[str | None, bool, bool]] = {
-        "float32": (None, False, False),
-        "float32, TF32": (None, True, False),
-        "bfloat16": ("bfloat16", True, False),
-        "float16": ("float16", True, False),
-        "float16 + plan": ("float16", True, True),
-    }
-    rows: list[Row] = []
-    for name, (dtype, tf32, with_plan) in ways.items():
-        if (with_plan and not plan.found) or not machine.goes_on(name):
-            continue
-        with machine.within_memory(name):
-            torch.backends.cuda.matmul.allow_tf32 = tf32
-            model = copy.deepcopy(base)
-            held = plan.apply(model) if with_plan else nullcontext()
-            rows.append({"format": name} | _trained(machine, model, held, batches, dtype, steps))
-    torch.backends.cuda.matmul.allow_tf32 = False
-    return rows
+    for way in WAYS:
+        if not machine.goes_on(way.name):
+            return
+        row: Row = {"format": way.name, "plan s": None}
+        model, held = copy.deepcopy(base), nullcontext()
+        if way.with_plan:
+            began = time.monotonic()
+            plan = nanstop.plan(model, batches, seconds=5.0 if machine.toy else 25.0)
+            row["plan s"] = round(time.monotonic() - began, 1)
+            if not plan.found:
+                machine.lack(f"{way.name}: {plan.record.reason}")
+                yield row
+                continue
+            held = plan.apply(model)
+        with machine.within_memory(way.name):
+            torch.backends.cuda.matmul.allow_tf32 = way.tf32
+            row |= _trained(machine, model, held, batches, way.dtype, steps)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        yield row
 
 
 def _planted(model: Any) -> Any:

@@ -30,6 +30,7 @@ MIN_COSINE = 0.999
 MIN_HEADROOM = 2.0
 
 _TINY_LOSS = 1e-3
+_BAD_LOSS = "the loss is not finite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class PlanOutcome:
     products: Mapping[str, tuple[int, int]]
     """Of the first batch: conversions, bytes written, and the work of matrix products by module."""
     largest: float
+    values: tuple[Narrow, ...] = ()
+    """What the run held in the format, loss not scaled."""
 
     @property
     def passes(self) -> bool:
@@ -97,21 +100,16 @@ def outcome_of(
 
     ``values``: what it held in ``dtype``, loss not scaled.
     """
-    name = format_name(dtype)
-    limit = format_limit(dtype) / 2**MIN_HEADROOM
-    sized = [replace(v, absmax=v.absmax * scale) if v.backward else v for v in values]
-    pressed = tuple(v for v in sized if v.absmax > limit)
-    worst = max(sized, key=lambda value: value.absmax, default=None)
+    pressed, worst = _at_scale(values, dtype, scale)
     bad = tuple(name for name in run.failed if name != "loss")
     gap = loss_gap(None if run.loss is None else float(run.loss), exact.loss)
     near = cosine(run.grads, exact.grads) if not bad and run.error is None else -1.0
     why = _wrong(run, gap, near, bad)
-    tight = _tight(worst, name) if worst is not None else ""
     return PlanOutcome(
-        why="; ".join(filter(None, (tight, why))),
+        why=_both(worst, dtype, why),
         loss_gap=gap,
         cosine=near,
-        headroom_bits=headroom_bits(worst.absmax, name) if worst is not None else math.inf,
+        headroom_bits=_headroom(worst, dtype),
         worst=worst,
         pressed=pressed,
         blamed=_blamed(run) if why and not pressed else (),
@@ -120,7 +118,44 @@ def outcome_of(
         bytes=bytes_written(run),
         products=product_work(run, dtype),
         largest=max((v.absmax for v in values if v.backward), default=0.0),
+        values=values,
     )
+
+
+def at_other_scale(outcome: PlanOutcome, dtype: torch.dtype, scale: float) -> PlanOutcome | None:
+    """Return what another run with the loss times ``scale`` would show, where that is known: the
+    forward knows no scale, and one that leaves the format with its loss fails at any.
+    """
+    is_bad = bool(outcome.loss_dtype) and math.isinf(outcome.loss_gap)
+    if not is_bad or all(value.backward for value in outcome.pressed):
+        return None
+    pressed, worst = _at_scale(outcome.values, dtype, scale)
+    return replace(
+        outcome,
+        why=_both(worst, dtype, _BAD_LOSS),
+        headroom_bits=_headroom(worst, dtype),
+        worst=worst,
+        pressed=pressed,
+    )
+
+
+def _at_scale(
+    values: tuple[Narrow, ...], dtype: torch.dtype, scale: float
+) -> tuple[tuple[Narrow, ...], Narrow | None]:
+    """Return the values that press against the format, and the largest of all."""
+    limit = format_limit(dtype) / 2**MIN_HEADROOM
+    sized = [replace(v, absmax=v.absmax * scale) if v.backward else v for v in values]
+    pressed = tuple(v for v in sized if v.absmax > limit)
+    return pressed, max(sized, key=lambda value: value.absmax, default=None)
+
+
+def _headroom(worst: Narrow | None, dtype: torch.dtype) -> float:
+    return headroom_bits(worst.absmax, format_name(dtype)) if worst is not None else math.inf
+
+
+def _both(worst: Narrow | None, dtype: torch.dtype, why: str) -> str:
+    tight = _tight(worst, format_name(dtype)) if worst is not None else ""
+    return "; ".join(filter(None, (tight, why)))
 
 
 def worse(first: PlanOutcome, second: PlanOutcome) -> PlanOutcome:
@@ -155,7 +190,7 @@ def _wrong(run: Recording, gap: float, near: float, bad: tuple[str, ...]) -> str
         text = " ".join(str(run.error).split())[:160]
         return f"{type(run.error).__name__} in `{_last_module(run)}`: {text}"
     if math.isinf(gap):
-        return "the loss is not finite"
+        return _BAD_LOSS
     if bad:
         return f"{len(bad)} gradients are not finite, `{bad[0]}` first"
     if gap > LOSS_TOLERANCE:

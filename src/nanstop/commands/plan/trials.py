@@ -18,6 +18,7 @@ from nanstop.commands.plan.outcome import (
     MIN_HEADROOM,
     Exact,
     PlanOutcome,
+    at_other_scale,
     exact_of,
     outcome_of,
     worse,
@@ -135,11 +136,13 @@ class PlanTrials:
         """Return what a plan that passes shows on all batches, at the largest loss scale that
         its gradients have room for.
         """
-        before, known = self.scale, self._tried(plan, self._exact)
-        self.scale = self._scale_for(known.largest)
+        before = self.scale
+        known = [self._known(plan, micro) or self._trial(plan, micro) for micro in self._exact]
+        self.scale = self._scale_for(max(one.largest for one in known))
         outcome = self._tried(plan, self._exact)
         if not outcome.passes:
-            self.scale, outcome = before, known
+            self.scale = before
+            outcome = self._tried(plan, self._exact)
         return outcome
 
     def along_updates(self, plan: PrecisionPlan) -> UpdateTrial:
@@ -208,12 +211,21 @@ class PlanTrials:
     def _trial(self, plan: PrecisionPlan, micro: int) -> PlanOutcome:
         key = plan, micro, self.scale
         if key not in self._trials:
-            with self._scaled():
-                run = record(self.step, micro, under=self._under(plan), keep_grads=True)
-            values = narrow_values(run, self._ranges(plan.attention), self.dtype)
-            exact = self._exact[micro]
-            self._trials[key] = outcome_of(run, values, exact, self.dtype, self.scale)
+            before = self._known(plan, micro)
+            known = at_other_scale(before, self.dtype, self.scale) if before is not None else None
+            self._trials[key] = known or self._run(plan, micro)
         return self._trials[key]
+
+    def _known(self, plan: PrecisionPlan, micro: int) -> PlanOutcome | None:
+        """Return what a plan has shown on a batch, at any loss scale."""
+        seen = (one for (of, at, _), one in self._trials.items() if (of, at) == (plan, micro))
+        return next(seen, None)
+
+    def _run(self, plan: PrecisionPlan, micro: int) -> PlanOutcome:
+        with self._scaled():
+            run = record(self.step, micro, under=self._under(plan), keep_grads=True)
+        values = narrow_values(run, self._ranges(plan.attention), self.dtype)
+        return outcome_of(run, values, self._exact[micro], self.dtype, self.scale)
 
     def _scale_for(self, largest: float) -> float:
         """Return the largest power of two that leaves gradients of this size their headroom."""

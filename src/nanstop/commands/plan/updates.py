@@ -75,6 +75,7 @@ class UpdateTrials:
         ) as error:  # the optimizer's own, or the model's, on weights it has just moved
             said = f"{type(error).__name__}: {error}"
             raise NanstopError(f"an update in float32 fails: {said}") from error
+        self._exact_descent = self._descent(self._exact.moved)
         self._permitted: float | None = None
 
     def along_updates(self, under: Under) -> UpdateTrial:
@@ -87,7 +88,7 @@ class UpdateTrials:
         except Exception as error:  # the model's own code under a plan: an outcome like any other
             return UpdateTrial(math.inf, 0.0, self._updates, f"{type(error).__name__}: {error}")
         gap = self._gap(way)
-        mine, exact = self._descent(way.moved), self._descent(self._exact.moved)
+        mine, exact = self._descent(way.moved), self._exact_descent
         bound = LOSS_TOLERANCE if gap <= LOSS_TOLERANCE else self._bound()
         return UpdateTrial(gap, mine / exact if exact else 1.0, self._updates, bound=bound)
 

@@ -22,9 +22,10 @@ def test_it_is_the_product_that_the_kernel_rounds(form, shapes):
     left, right = operands()
     one, other = (torch.rand(shape) + 0.5 for shape in shapes)
     bias = torch.rand(16).to(form) if form is not torch.float32 else None
-    result = V1(left, right, one, other, bias, out_dtype=form)
-    (exact,) = scaled_product(V1, (left, right, one, other, bias), {"out_dtype": form})
-    (rounded,) = scaled_product(V1, (left, right, one, other, bias), {"out_dtype": form}, own_format=True)
+    given, kind = (left, right, one, other, bias), {"out_dtype": form}
+    result = V1(*given, **kind)
+    (exact,) = scaled_product(V1, given, kind)
+    (rounded,) = scaled_product(V1, given, kind, own_format=True)
     assert exact.dtype is (torch.float32 if form is torch.float16 else torch.float64)
     assert rounded.dtype is form
     torch.testing.assert_close(rounded, result, rtol=1e-2, atol=1e-2)

@@ -284,14 +284,26 @@ def _behind_unseen(
         earlier = _explained(scene, replace(recording, trace=origin.trace, failed=failed), {})
         if earlier is None:
             break
-        before, tested = _confirmed(scene, earlier.with_reaches(origin.reaches))
+        earlier = earlier.with_reaches(origin.reaches)
+        before, tested = _confirmed(scene, earlier)
         deeper = before.localization()
-        if deeper is None:
+        if not _is_before(deeper, found):
+            # Memory that is only taken may hold NaN that explains nothing: the test goes on to
+            # what reads the write itself.
+            before, tested, deeper = earlier, False, earlier.localization()
+        if deeper is None or not _is_before(deeper, found):
             break
         origin, found = before, deeper
         if tested:
             return origin, found, True
     return origin, found, False
+
+
+def _is_before(found: Localization | None, other: Localization) -> bool:
+    """Return whether a failure was born at an earlier operation than another one, or before all."""
+    if found is None or found.first_bad is None or other.first_bad is None:
+        return False
+    return found.origin.startswith("from_") or found.first_bad.index < other.first_bad.index
 
 
 def _passes(scene: _Scene, reaches: tuple[str, ...], mended: Mapping[int, Spot]) -> bool:

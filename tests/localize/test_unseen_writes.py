@@ -206,3 +206,14 @@ def test_a_tracer_of_the_scripts_own_is_there_again_behind_it():
     finally:
         sys.settrace(earlier)
     assert found.unseen_write == "finite"
+
+
+def test_what_an_operation_of_the_same_line_makes_is_its_own():
+    def inline(x):
+        y = torch.empty_like(x)
+        y.numpy()[...] = (x / x).numpy()
+        return y
+
+    launch = function(inline)
+    found = located_body(lambda x: launch(x * 0.0) + x)
+    assert (op_of(found), found.origin, found.unseen_write) == ("div", "born_here", None)

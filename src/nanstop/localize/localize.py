@@ -287,11 +287,12 @@ def _behind_unseen(
         earlier = earlier.with_reaches(origin.reaches)
         before, tested = _confirmed(scene, earlier)
         deeper = before.localization()
-        if not _is_before(deeper, found):
+        last = max(value.storage.writers[value.generation - 1] for value in behind)
+        if not _is_until(deeper, last):
             # Memory that is only taken may hold NaN that explains nothing: the test goes on to
             # what reads the write itself.
             before, tested, deeper = earlier, False, earlier.localization()
-        if deeper is None or not _is_before(deeper, found):
+        if deeper is None or not _is_until(deeper, last):
             break
         origin, found = before, deeper
         if tested:
@@ -299,11 +300,11 @@ def _behind_unseen(
     return origin, found, False
 
 
-def _is_before(found: Localization | None, other: Localization) -> bool:
-    """Return whether a failure was born at an earlier operation than another one, or before all."""
-    if found is None or found.first_bad is None or other.first_bad is None:
+def _is_until(found: Localization | None, last: int) -> bool:
+    """Return whether a failure was born at an operation up to that of an index, or before all."""
+    if found is None or found.first_bad is None:
         return False
-    return found.origin.startswith("from_") or found.first_bad.index < other.first_bad.index
+    return found.origin.startswith("from_") or found.first_bad.index <= last
 
 
 def _passes(scene: _Scene, reaches: tuple[str, ...], mended: Mapping[int, Spot]) -> bool:

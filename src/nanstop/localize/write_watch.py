@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
 from typing import Any
@@ -81,6 +82,8 @@ class WriteWatch:
                 self._begin(outputs_of(func, args, kwargs, result))
             elif self._stop is not None and self._is_in(written) and self._is_bad():
                 self.stop()  # an operation has written it
+            elif self._stop is not None and self._before is not None:
+                self._made(index, written)
 
         return done
 
@@ -109,6 +112,15 @@ class WriteWatch:
             self._unwritten.add(memory)
             with torch.no_grad():
                 tensor.fill_(1)
+
+    def _made(self, index: int, written: Sequence[Tensor]) -> None:
+        """Count what an operation makes in the line itself, and is bad, as read by it."""
+        bad = [one for one in written if is_measurable(one) and bool(bad_mask(one).any())]
+        before = self._before
+        if bad and before is not None:
+            read = (*before.read, *map(measure, bad))
+            writers = (*before.writers, *(index for _ in bad))
+            self._before = replace(before, read=read, writers=writers)
 
     def _begin(self, outputs: Sequence[Tensor]) -> None:
         self._memory = [one.detach() for one in outputs if is_measurable(one)]

@@ -13,7 +13,7 @@ import json, math
 import torch
 from torch.nn import functional as F
 import nanstop
-from nanstop.tracing.attention_math import defined
+from nanstop.tracing.definitions.attention import defined
 
 NAME = "_scaled_dot_product_flash_attention_for_cpu_backward"
 OPERATION = getattr(torch.ops.aten, NAME).default

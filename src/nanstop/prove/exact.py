@@ -26,7 +26,7 @@ from nanstop.replay.conditions import Under, without_dropout
 from nanstop.replay.path import Path
 from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import Batch, gradients_of
-from nanstop.tracing.attention_math import FUSED_ATTENTION
+from nanstop.tracing.definitions.attention import FUSED_ATTENTION
 
 Gaps = tuple[float, float, float]
 """Distance of a loss, cosine of the gradients, distance of the worst gradient."""

@@ -27,7 +27,7 @@ from nanstop.records import Finiteness, TensorStats
 from nanstop.records.values import origin_of
 from nanstop.replay.rng import rng_kept
 from nanstop.tracing import operators
-from nanstop.tracing.attention_math import defined
+from nanstop.tracing.definitions.attention import defined
 from nanstop.tracing.definitions.scaled_product import scaled_product
 from nanstop.tracing.holders import Holder, holder_of
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanstop.tracing.attention_math import defined
+from nanstop.tracing.definitions.attention import defined
 from nanstop.tracing.op_details import rerun_reference, rerun_wider
 
 

@@ -3,6 +3,7 @@ no word on the step.
 """
 
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,11 +14,12 @@ from nanstop.decide.policy import Policy
 from nanstop.errors import ShortOfMemoryError
 from nanstop.localize.localize import localize
 from nanstop.numerics import room
-from nanstop.prove import ladder
+from nanstop.prove import bad_samples, ladder
 from nanstop.prove.exact import ExactRuns
 from nanstop.prove.failing_step import FailingStep, failing_step
 from nanstop.prove.ladder import Ladder, Rung, region_of
 from nanstop.prove.prove import prove_step
+from nanstop.prove.trials import Trials
 from nanstop.records import Atom
 from nanstop.replay.rerun import rerun
 from nanstop.replay.rewind import Rewind
@@ -295,3 +297,26 @@ def test_an_update_is_not_tried_where_the_host_has_no_room_to_undo_it(monkeypatc
         undone(view.root, leaves, trainable_of(view), **given),
     ):
         raise AssertionError
+
+
+def test_where_no_sample_can_be_tried_alone_which_is_healthy_is_not_known(monkeypatch):
+    monkeypatch.setattr(bad_samples, "bad_rows", no_room)
+    assert bad_samples.healthy_rows(failing()) is None
+
+
+def test_what_a_float32_run_is_made_of_may_remain_unknown(monkeypatch):
+    exact = ExactRuns(failing())
+    exact._runs[0] = failing().attempt(under=nullcontext)
+    monkeypatch.setattr(ExactRuns, "_whole", no_room)
+    assert exact.still_in() == ""
+
+
+def no_room(*_, **__):
+    raise ShortOfMemoryError
+
+
+def test_code_that_there_is_no_room_to_try_leaves_the_proof(monkeypatch):
+    monkeypatch.setattr(Trials, "typed", no_room)
+    monkeypatch.setattr("nanstop.prove.prove.FORMS", {"island"})
+    proof = proof_at(monkeypatch, Rung.WHOLE)
+    assert (proof.verdict, proof.typed) == ("proven", None)

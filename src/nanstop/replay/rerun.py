@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ from nanstop.numerics.update_length import is_ruinous
 from nanstop.records import Fidelity, Finiteness, Replay
 from nanstop.replay.conditions import Under, eager, is_compiling
 from nanstop.replay.step import Batch, Step, gradients_of
+
+_FEWEST = 2
+"""Runs that are held against each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +225,8 @@ def rerun(
     bitwise: every run has the same digest and the loss that training saw. same_failure: it fails
     each time, with other bits, or nothing of it is finite that could be compared. different:
     sometimes. not_reproduced: never. All but the first run note what modules return, for of losses
-    and gradients that are all NaN one is as another. ``in_float32``: see ``attempt``.
-    Errors: ``ShortOfMemoryError``.
+    and gradients that are all NaN one is as another. ``in_float32``: see ``attempt``. A run that
+    memory was too short for is not counted. Errors: ``ShortOfMemoryError`` where two did not fit.
     """
     notes = [_ModuleOutputs() for _ in range(times - 1)]
     conditions = (nullcontext, *(note.taken for note in notes))
@@ -231,7 +235,10 @@ def rerun(
         for under in (conditions if not step.facts.compiled else (nullcontext,) * times)
     ]
     if not raised and any(run.lacked_memory for run in runs):
-        raise ShortOfMemoryError
+        ended = [not run.lacked_memory for run in runs]
+        if sum(ended) < min(times, _FEWEST):
+            raise ShortOfMemoryError
+        runs, notes = list(compress(runs, ended)), list(compress(notes, ended[1:]))
     seen = None if first_loss is None or first_loss.numel() != 1 else float(first_loss)
     same_loss = update or seen is None or _same_number(seen, runs[0].loss)
     # What Python code raised is raised by no replay: its number is what was met.

@@ -21,7 +21,8 @@ from nanstop.prove.ladder import Ladder, Rung, region_of
 from nanstop.prove.prove import prove_step
 from nanstop.prove.trials import Trials
 from nanstop.records import Atom
-from nanstop.replay.rerun import rerun
+from nanstop.replay import step as replay_step
+from nanstop.replay.rerun import attempt, rerun
 from nanstop.replay.rewind import Rewind
 from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable
 from nanstop.replay.step import trainable_of, undone
@@ -320,3 +321,23 @@ def test_code_that_there_is_no_room_to_try_leaves_the_proof(monkeypatch):
     monkeypatch.setattr("nanstop.prove.prove.FORMS", {"island"})
     proof = proof_at(monkeypatch, Rung.WHOLE)
     assert (proof.verdict, proof.typed) == ("proven", None)
+
+
+@pytest.mark.parametrize("place", ["cpu", None])
+def test_an_update_is_undone_wherever_its_copies_wait(monkeypatch, place):
+    """What waits on a device with ample room is put back like any other."""
+    step = half_updates()
+
+    def held():
+        state = step.view.optimizer.state
+        moments = {(id(p), key): state[p][key] for p in state for key in state[p]}
+        return moments | {id(p): p for p in step.view.root.parameters()}
+
+    before = {key: value.clone() for key, value in held().items()}
+    usual = attempt(half_updates(), 0, update=True)
+    monkeypatch.setattr(replay_step, "place_of_copies", lambda _: place)
+    run = attempt(step, 0, update=True)
+    assert (run.digest, run.bad, run.error) == (usual.digest, usual.bad, None)
+    after = held()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[key], value) for key, value in before.items())

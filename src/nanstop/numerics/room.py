@@ -5,14 +5,21 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from traceback import clear_frames
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nanstop.errors import ShortOfMemoryError
 from nanstop.numerics import accelerator, host_memory
+
+MOST_IN_FLOAT64 = 2**28
+"""Parameters up to which a step is run in float64: 2 GiB of copies."""
+_RUNS, _AMPLE = 2, 2**28
+"""Of a run that is yet to come: how much more than those before it may take; bytes beside."""
 
 
 def left_on(device_type: str) -> int | None:
@@ -54,6 +61,37 @@ def most_beyond_now(device_type: str) -> int:
     if not hasattr(module, "max_memory_allocated"):
         return 0
     return max(0, module.max_memory_allocated() - module.memory_allocated())
+
+
+def place_for(
+    copied: Iterable[Tensor], parameters: Iterable[Tensor], *, is_there: bool = False
+) -> str | None:
+    """Return where copies of tensors wait: "cpu", or None, where each is, on a device with ample
+    room. No synchronisation.
+
+    The way to the host is slow. Ample is what leaves room, beside the copies (none where they are
+    there already), for a model of these parameters with gradients and two moments in an exact
+    format, and for twice what runs before have taken.
+    """
+    away = [tensor for tensor in copied if tensor.device.type != "cpu"]
+    devices = {tensor.device for tensor in away}
+    if len(devices) != 1:
+        return "cpu"
+    device = devices.pop()
+    module = torch.get_device_module(device.type)
+    left = left_on(device.type)
+    keeps_account = left is not None and hasattr(module, "memory_reserved")
+    if not keeps_account or device.index not in (None, module.current_device()):
+        return "cpu"
+    num, size = sum(p.numel() for p in parameters), sum(t.nbytes for t in away)
+    taken = max(most_beyond_now(device.type), module.memory_reserved() - module.memory_allocated())
+    needed = (0 if is_there else size) + _widest(num) + _RUNS * taken + _AMPLE
+    return None if left > needed else "cpu"
+
+
+def _widest(num_elements: int) -> int:
+    """Return the bytes of weights, gradients and two moments in the format of exact runs."""
+    return 4 * num_elements * (8 if num_elements <= MOST_IN_FLOAT64 else 4)
 
 
 def require(device_type: str, num_bytes: int) -> None:

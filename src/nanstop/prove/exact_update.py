@@ -19,7 +19,7 @@ from nanstop.prove.failing_step import FailingStep
 from nanstop.replay.conditions import Under
 from nanstop.replay.held import swapped
 from nanstop.replay.snapshot import Snapshot
-from nanstop.replay.step import Step, gradients_of, trainable_of
+from nanstop.replay.step import Step, gradients_of, trainable_of, update_undone
 
 _WIDER = {**dict.fromkeys(HALF, torch.float32), torch.float32: torch.float64}
 _OFF = 0.05
@@ -97,7 +97,7 @@ def moves_of(failing: FailingStep, under: Under) -> tuple[Move, ...]:
 def _ready(failing: FailingStep, under: Under) -> Iterator[None]:
     """Be under a context inside, right before the update, which is undone."""
     step = failing.step
-    with step.isolated(with_update=True), failing.from_snapshot(under):
+    with update_undone(step), failing.from_snapshot(under):
         for micro in range(len(step.batches)):
             step.run(micro)
         yield

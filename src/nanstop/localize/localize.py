@@ -154,7 +154,7 @@ def _explained(
         details = _looked(scene, wanted, mended)
     except ShortOfMemoryError:
         give_back(scene.step.view.device_type)
-        details = _looked(scene, _needed(recording, births, absorbed), mended, on_device=0)
+        details = _looked(scene, _needed(recording, births, absorbed), mended, sparing=True)
     return FailureOrigin(
         recording.trace,
         births,
@@ -230,15 +230,19 @@ def _looked(
     scene: _Scene,
     wanted: Collection[int],
     mended: Mapping[int, Spot],
-    on_device: int = MOST_ON_DEVICE,
+    *,
+    sparing: bool = False,
 ) -> dict[int, OpDetails]:
-    """Return the details of some ops, of a run that ends with the last of them."""
+    """Return the details of some ops of one more run. ``sparing``: with nothing held on the device,
+    and no further than the last of them, which leaves the script in the midst of its step as an
+    allocation that fails does.
+    """
     if not wanted:
         return {}
     names = storage_names(known_tensors(scene.step, scene.micro))
-    observer = Observer(wanted, names, on_device)
+    observer = Observer(wanted, names, 0 if sparing else MOST_ON_DEVICE)
     looks = (Patch(mended), observer) if mended else (observer,)
-    scene.seen_again(*looks, until=max(wanted))
+    scene.seen_again(*looks, until=max(wanted) if sparing else None)
     return observer.seen
 
 

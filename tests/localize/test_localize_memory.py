@@ -156,3 +156,13 @@ def test_masks_that_wait_are_no_other_masks():
     for kind in ("bad", "read"):
         pairs = zip(getattr(usual.seen[1], kind), getattr(waits.seen[1], kind), strict=True)
         assert all(torch.equal(own, other) for own, other in pairs)
+
+
+def test_a_look_gives_back_what_it_took(monkeypatch):
+    told = []
+    monkeypatch.setattr(op_details, "give_back_after", lambda *given: told.append(given))
+    values = torch.ones(2, 3)
+    look = Observer((1,), {}, on_device=0)
+    look(1, torch.ops.aten.mul.Tensor, (values, values), {})(values * values)
+    ((tensors, least),) = told
+    assert (len(tensors), least) == (3, 0)

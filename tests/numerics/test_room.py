@@ -97,6 +97,17 @@ def test_an_allocator_that_keeps_no_account_has_no_ample_room(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("place", "count", "times"), [("cuda:0", 101, 1), ("cuda:0", 100, 0), ("cpu", 101, 0)]
+)
+def test_what_large_tensors_leave_behind_is_given_back(monkeypatch, place, count, times):
+    device(monkeypatch, free=70, used=8, reserved=8)
+    given_back = []
+    torch.get_device_module("cuda").empty_cache = lambda: given_back.append(1)
+    room.give_back_after([on(place, 1, count), on("cuda:0", 1, 3)], 100)
+    assert len(given_back) == times
+
+
+@pytest.mark.parametrize(
     ("message", "short"),
     [
         ("CUDA out of memory. Tried to allocate 2.00 GiB", True),

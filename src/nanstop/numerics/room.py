@@ -80,8 +80,9 @@ def place_for(
     device = devices.pop()
     module = torch.get_device_module(device.type)
     left = left_on(device.type)
-    keeps_account = left is not None and hasattr(module, "memory_reserved")
-    if not keeps_account or device.index not in (None, module.current_device()):
+    if left is None or not hasattr(module, "memory_reserved"):
+        return "cpu"
+    if device.index not in (None, module.current_device()):
         return "cpu"
     num, size = sum(p.numel() for p in parameters), sum(t.nbytes for t in away)
     taken = max(most_beyond_now(device.type), module.memory_reserved() - module.memory_allocated())
@@ -120,6 +121,17 @@ def let_go(error: BaseException) -> None:
     give_back("cpu")
     if accelerator.in_use() is not None:
         give_back(accelerator.kind() or "cpu")
+
+
+def give_back_after(tensors: Iterable[Tensor], least: int) -> None:
+    """Give back what allocators of devices keep after work on tensors of more than ``least``
+    elements: what comes next would have a piece of it, and the rest would be of no use to anybody.
+    Synchronises the device.
+    """
+    for kind in {t.device.type for t in tensors if t.numel() > least} - {"cpu", "meta"}:
+        module = torch.get_device_module(kind)
+        if hasattr(module, "empty_cache"):
+            module.empty_cache()
 
 
 def give_back(device_type: str) -> None:

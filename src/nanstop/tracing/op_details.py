@@ -15,6 +15,7 @@ from torch import Tensor
 from nanstop.frozen import frozen
 from nanstop.numerics.exponents import exponent_counts
 from nanstop.numerics.host_memory import lacks_memory
+from nanstop.numerics.room import give_back_after
 from nanstop.numerics.tensors import (
     bad_mask,
     dense_parts,
@@ -124,6 +125,7 @@ class Observer:
             for name, look in looks.items():
                 _if_there_is_room(seen, name, look)
             self.seen[index] = replace(found, **seen)
+            give_back_after((*read, *outputs), self._on_device)
 
         return done
 

@@ -65,7 +65,8 @@ def on(place, gib, count=2**28):
         ({"free": 70, "used": 8, "reserved": 8, "most": 39}, "cpu"),  # two runs more would not fit
         ({"free": 38, "used": 8, "reserved": 40}, "cpu"),  # 32 that were in use: two times 64
         ({"free": 70, "used": 8, "reserved": 8, "share": 0.2}, "cpu"),
-        ({"free": 12, "used": 8, "reserved": 8}, "cpu"),
+        ({"free": 47, "used": 8, "reserved": 8}, "cpu"),  # what waits is more than an eighth
+        ({"free": 49, "used": 8, "reserved": 8}, None),
     ],
 )
 def test_copies_wait_on_a_device_with_ample_room(monkeypatch, state, place):
@@ -76,8 +77,8 @@ def test_copies_wait_on_a_device_with_ample_room(monkeypatch, state, place):
 
 
 def test_what_is_there_already_takes_no_more(monkeypatch):
-    device(monkeypatch, free=13, used=8, reserved=8)
-    copied, parameters = [on("cuda:0", 6)], [on("cuda:0", 1)]
+    device(monkeypatch, free=9, used=8, reserved=8)
+    copied, parameters = [on("cuda:0", 1)], [on("cuda:0", 1)]
     assert room.place_for(copied, parameters) == "cpu"
     assert room.place_for(copied, parameters, is_there=True) is None
 

@@ -20,6 +20,8 @@ MOST_IN_FLOAT64 = 2**28
 """Parameters up to which a step is run in float64: 2 GiB of copies."""
 _RUNS, _AMPLE = 2, 2**28
 """Of a run that is yet to come: how much more than those before it may take; bytes beside."""
+_TIMES = 8
+"""How many times what waits is left at least."""
 
 
 def left_on(device_type: str) -> int | None:
@@ -71,7 +73,8 @@ def place_for(
 
     The way to the host is slow. Ample is what leaves room, beside the copies (none where they are
     there already), for a model of these parameters with gradients and two moments in an exact
-    format, and for twice what runs before have taken.
+    format, and for twice what runs before have taken; and what waits is a small share of it, for
+    the frozen part of a model may be all of it.
     """
     away = [tensor for tensor in copied if tensor.device.type != "cpu"]
     devices = {tensor.device for tensor in away}
@@ -87,7 +90,7 @@ def place_for(
     num, size = sum(p.numel() for p in parameters), sum(t.nbytes for t in away)
     taken = max(most_beyond_now(device.type), module.memory_reserved() - module.memory_allocated())
     needed = (0 if is_there else size) + _widest(num) + _RUNS * taken + _AMPLE
-    return None if left > needed else "cpu"
+    return None if left > max(needed, _TIMES * size) else "cpu"
 
 
 def _widest(num_elements: int) -> int:

@@ -1,6 +1,7 @@
 """What is left on a device: what it has free, what torch keeps, what a script allows itself."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def test_an_allocator_that_knows_no_share_bounds_nothing(monkeypatch):
     assert room.left_on("cuda") == 48 * GIB
 
 
-def on(place, gib, count=2**28):
+def on(place, gib, count=2**28) -> Any:
     """A tensor of so many GiB on a device stands in for one."""
     return SimpleNamespace(device=torch.device(place), nbytes=int(gib * GIB), numel=lambda: count)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanstop.numerics import tensors as numerics
 from nanstop.numerics.tensors import (
@@ -214,7 +215,7 @@ def test_a_large_tensor_is_measured_piece_by_piece(monkeypatch, seed):
 def test_no_look_at_a_large_tensor_makes_as_much_as_it_is(monkeypatch):
     largest = []
 
-    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+    class Sizes(TorchDispatchMode):
         def __torch_dispatch__(self, func, _types, args=(), kwargs=None):
             made = func(*args, **(kwargs or {}))
             view = func._schema.returns[0].alias_info is not None if func._schema.returns else True

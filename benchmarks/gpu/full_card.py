@@ -2,9 +2,10 @@
 memory and time beyond the step's own?
 
 A Qwen2 in float16 is trained in full, in a process of its own. Once its peak is known, the process
-may have a tenth more of the card (``set_per_process_memory_fraction``: an allocation beyond it
-fails as on a full one); then a step comes in which one layer overflows for one rare token. A run
-that comes to no end in its seconds is a row of what was known of it by then.
+may have a tenth of it more of the card than its allocator reserved
+(``set_per_process_memory_fraction``: an allocation beyond it fails as on a full one); then a step
+comes in which one layer overflows for one rare token. A run that comes to no end in its seconds is
+a row of what was known of it by then.
 """
 
 from __future__ import annotations

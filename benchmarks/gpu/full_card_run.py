@@ -21,7 +21,9 @@ from gpu.machine import Machine, Row, present
 from nanstop.demo.quiet import quiet
 
 LEFT = 0.1
-"""What the process may have beyond the step's own peak, as a share of that."""
+"""What the process may have beyond what the step's own allocator reserved, as a share of what was
+allocated at its peak.
+"""
 LENGTH, RARE, LOUD, LARGE = 512, 2, 400.0, 400.0
 """Tokens; the one that no batch draws; what it comes to in one layer, whose square float16 has not;
 its value in a dimension that no other token has a value in.
@@ -31,27 +33,30 @@ HEALTHY = 2
 
 
 class Peaks:
-    """The most that this process's tensors took of the card: nanstop sets torch's peak back for
-    each of its runs.
+    """The most that this process's tensors took of the card, and the most that its allocator had
+    reserved for them: nanstop sets torch's peaks back for each of its runs.
     """
 
     def __init__(self, machine: Machine) -> None:
-        self._has_cuda, self.most = machine.has_cuda, 0
+        self._has_cuda, self.most, self.most_reserved = machine.has_cuda, 0, 0
         if machine.has_cuda:
             self._reset: Callable[..., None] = torch.cuda.reset_peak_memory_stats
             torch.cuda.reset_peak_memory_stats = self._noted
 
     def _noted(self, *given: Any) -> None:
-        self.most = max(self.most, torch.cuda.max_memory_allocated())
+        self.most, self.most_reserved = self.bytes(), self.reserved()
         self._reset(*given)
 
     def begin(self) -> None:
         if self._has_cuda:
             self._reset()
-            self.most = 0
+            self.most = self.most_reserved = 0
 
     def bytes(self) -> int:
         return max(self.most, torch.cuda.max_memory_allocated()) if self._has_cuda else 0
+
+    def reserved(self) -> int:
+        return max(self.most_reserved, torch.cuda.max_memory_reserved()) if self._has_cuda else 0
 
 
 def planted(machine: Machine, size: str) -> Any:
@@ -118,11 +123,14 @@ class Run:
 
     def unwatched(self) -> float:
         """Train without nanstop; return the milliseconds of a micro-batch, and bound the process
-        to what that took and a share more.
+        to what that took, fragments and all, and a share more.
         """
-        self.peaks.begin()
         times = []
-        for number in range(3):
+        for number in range(4):
+            if number <= 1:  # the first warms up: workspaces, moments
+                if self.machine.has_cuda:
+                    torch.cuda.empty_cache()
+                self.peaks.begin()
             batch = self.batch(number)
             times.append(self.machine.milliseconds(lambda: self.loss(batch).backward()))  # noqa: B023
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -132,11 +140,13 @@ class Run:
         self.know(micro_batch_ms=round(usual, 2))
         if self.machine.has_cuda:
             self._copied()
-            own, total = self.peaks.bytes(), torch.cuda.mem_get_info()[1]
-            bound = (1.0 + LEFT) * own
+            own, reserved = self.peaks.bytes(), self.peaks.reserved()
+            bound, total = reserved + LEFT * own, torch.cuda.mem_get_info()[1]
             torch.cuda.empty_cache()
             torch.cuda.set_per_process_memory_fraction(min(1.0, bound / total))
-            self.know(own_peak_gib=round(own / 2**30, 2), bound_gib=round(bound / 2**30, 2))
+            self.know(own_peak_gib=round(own / 2**30, 2))
+            self.know(own_reserved_gib=round(reserved / 2**30, 2))
+            self.know(bound_gib=round(bound / 2**30, 2))
         return usual
 
     def _copied(self) -> None:

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from nanstop.numerics import tensors as numerics
 from nanstop.numerics.tensors import (
+    bad_mask,
     dense_parts,
     format_limit,
     has_bad,
@@ -159,3 +162,71 @@ def test_long_containers_of_objects_are_not_looked_into():
 
     assert list(tensors(DataSet())) == []
     assert len(list(tensors([torch.zeros(1)] * 1000))) == 1000
+
+
+def at_once(values, shape):
+    """Return what ``measure`` says of the values of a tensor, from all of them together."""
+    tiny = torch.finfo(values.dtype).tiny
+    values = values if values.dtype is torch.float64 else values.float()
+    bad = ~values.isfinite()
+    size = values.abs().masked_fill(bad, 0.0)
+    absmin = float(size.masked_fill(size == 0, INF).min())
+    first = bad.flatten().nonzero().flatten().tolist()
+    return {
+        "nan": int(values.isnan().sum()),
+        "posinf": int((values == INF).sum()),
+        "neginf": int((values == -INF).sum()),
+        "absmax": float(size.max()),
+        "absmin_nonzero": 0.0 if absmin == INF else absmin,
+        "minimum": float(values.masked_fill(bad, float(size.max())).min()),
+        "zeros": int((values == 0).sum()),
+        "subnormal": int(((size > 0) & (size < tiny)).sum()),
+        "first_bad": tuple(map(int, torch.unravel_index(torch.tensor(first[0]), shape)))
+        if first
+        else None,
+    }
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_large_tensor_is_measured_piece_by_piece(monkeypatch, seed):
+    """Pieces of 7 elements have the figures of the whole, whatever the order in memory."""
+    draw = torch.Generator().manual_seed(seed)
+    dtype = (torch.float16, torch.bfloat16, torch.float32, torch.float64)[seed % 4]
+    values = torch.randn(3, 4, 5, generator=draw).to(dtype)
+    odd = torch.tensor([NAN, INF, -INF, 0.0, -0.0, torch.finfo(dtype).tiny / 4, 3e4]).to(dtype)
+    share = (0.0, 0.1, 0.7, 1.0)[seed // 4 % 4]
+    chosen = torch.rand(values.shape, generator=draw) < share
+    drawn = odd[torch.randint(0, 3 if seed % 5 == 0 else 7, values.shape, generator=draw)]
+    values = torch.where(chosen, drawn, values)
+    forms = (values, values.permute(2, 0, 1), values[:, 1:, ::2], values[:1].expand(6, 4, 5))
+    whole = [(measure(form), bad_mask(form)) for form in forms]
+    monkeypatch.setattr(numerics, "_PIECE", 7)
+    for form, (stats, mask) in zip(forms, whole, strict=True):
+        assert measure(form) == stats
+        assert torch.equal(bad_mask(form), mask)
+        expected = at_once(form, form.shape)
+        assert {name: getattr(stats, name) for name in expected} == expected
+    ids = torch.randint(-9, 9, (4, 5), generator=draw)
+    pieces = measure(ids), measure(ids.t())
+    monkeypatch.undo()
+    assert pieces == (measure(ids), measure(ids.t()))
+
+
+def test_no_look_at_a_large_tensor_makes_as_much_as_it_is(monkeypatch):
+    largest = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, _types, args=(), kwargs=None):
+            made = func(*args, **(kwargs or {}))
+            view = func._schema.returns[0].alias_info is not None if func._schema.returns else True
+            if isinstance(made, torch.Tensor) and not view:
+                largest.append(made.numel())
+            return made
+
+    values = torch.randn(64, 100).half()
+    values[9, 9] = INF
+    monkeypatch.setattr(numerics, "_PIECE", 256)
+    for form in (values, values.t(), values.to(torch.int32)):
+        with Sizes():
+            measure(form)
+    assert 200 <= max(largest) <= 256

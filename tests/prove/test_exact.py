@@ -1,5 +1,7 @@
 """What a cure is held against is the same function: its draws, its choices, all of its modules."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -8,9 +10,12 @@ import tiny
 from fnstep import FnStep
 from nanstop.decide.policy import Policy
 from nanstop.localize.localize import localize
+from nanstop.prove import exact
+from nanstop.prove.exact import ExactRuns
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.prove import prove_step
 from nanstop.records import Atom
+from nanstop.replay.rerun import Attempt
 
 
 def proof_of(model, loss, batches, *candidates, micros=(0,)):
@@ -215,3 +220,25 @@ def test_a_sample_that_float64_holds_too_is_left_out_as_the_others_were():
     proof = proof_of(nn.Linear(16, 16), loss, [batch], (Atom(remedy="drop_sample", target="0:1"),))
     assert (proof.reference.outcome, proof.reference.dtype) == ("pass", "float64")
     assert proof.verdict == "isolated", proof.next_experiment
+
+
+class OnDevice:
+    """A gradient of 1 MiB on a device stands in for one."""
+
+    device, nbytes = torch.device("cuda", 0), 2**20
+
+    def cpu(self):
+        return torch.zeros(1)
+
+
+@pytest.mark.parametrize(("place", "kept"), [(None, 1), ("cpu", 0)])
+def test_gradients_wait_where_there_is_room(monkeypatch, place, kept):
+    """On the device they count in no run that they wait beside."""
+    given = FailingStep(FnStep(nn.Linear(1, 1), None, [{}]), 0, (0,))
+    run = Attempt(1.0, (), None, "", 0.0, grads={"weight": OnDevice()}, peak_bytes=2**30)
+    monkeypatch.setattr(exact, "place_for", lambda *_, **__: place)
+    monkeypatch.setattr(ExactRuns, "_on", lambda *_, **__: run)
+    runs = ExactRuns(given)
+    assert isinstance(runs.of(0).grads["weight"], OnDevice) == bool(kept)
+    assert runs.peak_of(run) == 2**30 - kept * 2**20
+    assert runs.peak_of(replace(run, peak_bytes=None)) is None

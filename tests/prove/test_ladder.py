@@ -3,6 +3,7 @@ no word on the step.
 """
 
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,13 +14,15 @@ from nanstop.decide.policy import Policy
 from nanstop.errors import ShortOfMemoryError
 from nanstop.localize.localize import localize
 from nanstop.numerics import room
-from nanstop.prove import ladder
+from nanstop.prove import bad_samples, ladder
 from nanstop.prove.exact import ExactRuns
 from nanstop.prove.failing_step import FailingStep, failing_step
 from nanstop.prove.ladder import Ladder, Rung, region_of
 from nanstop.prove.prove import prove_step
+from nanstop.prove.trials import Trials
 from nanstop.records import Atom
-from nanstop.replay.rerun import rerun
+from nanstop.replay import step as replay_step
+from nanstop.replay.rerun import attempt, rerun
 from nanstop.replay.rewind import Rewind
 from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable
 from nanstop.replay.step import trainable_of, undone
@@ -295,3 +298,46 @@ def test_an_update_is_not_tried_where_the_host_has_no_room_to_undo_it(monkeypatc
         undone(view.root, leaves, trainable_of(view), **given),
     ):
         raise AssertionError
+
+
+def test_where_no_sample_can_be_tried_alone_which_is_healthy_is_not_known(monkeypatch):
+    monkeypatch.setattr(bad_samples, "bad_rows", no_room)
+    assert bad_samples.healthy_rows(failing()) is None
+
+
+def test_what_a_float32_run_is_made_of_may_remain_unknown(monkeypatch):
+    exact = ExactRuns(failing())
+    exact._runs[0] = failing().attempt(under=nullcontext)
+    monkeypatch.setattr(ExactRuns, "_whole", no_room)
+    assert exact.still_in() == ""
+
+
+def no_room(*_, **__):
+    raise ShortOfMemoryError
+
+
+def test_code_that_there_is_no_room_to_try_leaves_the_proof(monkeypatch):
+    monkeypatch.setattr(Trials, "typed", no_room)
+    monkeypatch.setattr("nanstop.prove.prove.FORMS", {"island"})
+    proof = proof_at(monkeypatch, Rung.WHOLE)
+    assert (proof.verdict, proof.typed) == ("proven", None)
+
+
+@pytest.mark.parametrize("place", ["cpu", None])
+def test_an_update_is_undone_wherever_its_copies_wait(monkeypatch, place):
+    """What waits on a device with ample room is put back like any other."""
+    step = half_updates()
+
+    def held():
+        state = step.view.optimizer.state
+        moments = {(id(p), key): state[p][key] for p in state for key in state[p]}
+        return moments | {id(p): p for p in step.view.root.parameters()}
+
+    before = {key: value.clone() for key, value in held().items()}
+    usual = attempt(half_updates(), 0, update=True)
+    monkeypatch.setattr(replay_step, "place_of_copies", lambda _: place)
+    run = attempt(step, 0, update=True)
+    assert (run.digest, run.bad, run.error) == (usual.digest, usual.bad, None)
+    after = held()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[key], value) for key, value in before.items())

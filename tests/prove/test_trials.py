@@ -54,6 +54,7 @@ def test_what_fails_where_it_is_known_to_is_not_localized_again(module, outcome,
         runs.append(net)
         return net(batch["x"]).square().sum()
 
+    torch.manual_seed(0)
     step = FnStep(Attending(), loss, [HUGE])
     key = FailureKey(kind="nan", phase="forward", op="aten.exp.default", module=module)
     trials = Trials(FailingStep(step=step, micro=0, micros=(0,)), key)

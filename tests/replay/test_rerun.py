@@ -6,6 +6,7 @@ from torch import nn
 
 import planted
 from fnstep import FnStep
+from nanstop.errors import ShortOfMemoryError
 from nanstop.records import RunFacts
 from nanstop.replay.rerun import attempt, rerun
 from planted import NAN, Net, called, text_batch
@@ -190,3 +191,23 @@ def test_a_generator_of_the_runs_own_is_seen_where_the_failure_does_not_come_bac
     assert rerun(private, 0, incident="", first_loss=torch.tensor(NAN)).private_rng
     public = step_of(Net(lambda x: x * torch.rand(1, generator=torch.default_generator)))
     assert not rerun(public, 0, incident="", first_loss=torch.tensor(NAN)).private_rng
+
+
+@pytest.mark.parametrize("short", [(0,), (1,), (2,), (0, 1)])
+def test_a_replay_that_memory_was_too_short_for_is_not_counted(short):
+    """The others tell, where there are two to be held against each other."""
+    runs = []
+
+    def loss(model, batch):
+        runs.append(1)
+        if len(runs) - 1 in short:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return called(model, batch)
+
+    step = step_of(Net(lambda x: x * torch.tensor([NAN] + [1.0] * 7)), loss)
+    if len(short) > 1:
+        with pytest.raises(ShortOfMemoryError):
+            rerun(step, 0, incident="", first_loss=torch.tensor(NAN))
+        return
+    found = rerun(step, 0, incident="", first_loss=torch.tensor(NAN))
+    assert (found.fidelity, found.runs, found.num_failed) == ("bitwise", 2, 2)

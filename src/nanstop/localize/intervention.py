@@ -17,7 +17,7 @@ from nanstop.records import Change, Finiteness, OpEvent
 from nanstop.records.vocabulary import ChangeKind
 from nanstop.replay.step import Step
 from nanstop.tracing.op_details import operands_of, outputs_of, replaced_in
-from nanstop.tracing.op_patches import SecondRun
+from nanstop.tracing.op_patches import ReachedError, SecondRun
 from nanstop.tracing.record_step import run_under
 
 
@@ -34,10 +34,6 @@ def intervene(
     return mode.outcome
 
 
-class _ReachedError(Exception):
-    """The operation has run; what follows is of no interest."""
-
-
 class _Changed(SecondRun):
     """Counts operations, and gives one of them a changed operand."""
 
@@ -51,7 +47,7 @@ class _Changed(SecondRun):
             return func(*args, **kwargs)
         if str(func) == self._event.op:
             self.outcome = self._tried(func, args, kwargs)
-        raise _ReachedError
+        raise ReachedError
 
     @torch.no_grad()
     def _tried(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Finiteness:

@@ -7,25 +7,30 @@ that it is the cause. All are undone; all may synchronise the device.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
+from nanstop.errors import ShortOfMemoryError
 from nanstop.localize import slicing
 from nanstop.localize.exact import with_exact
 from nanstop.localize.origin import BatchLayout, FailureOrigin
 from nanstop.localize.positions import Grid
 from nanstop.localize.unseen import written_unseen
+from nanstop.numerics.room import give_back
 from nanstop.numerics.tensors import is_plain
 from nanstop.records import Confidence, FailureKey, Localization, Phase
 from nanstop.records.values import origin_of
 from nanstop.replay.step import Step
-from nanstop.tracing.op_details import Observer, OpDetails, storage_names
+from nanstop.tracing.op_details import MOST_ON_DEVICE, Observer, OpDetails, storage_names
 from nanstop.tracing.op_patches import Look, Patch, Spot
 from nanstop.tracing.record_step import Recording, known_tensors, look_again, record
-from nanstop.tracing.recorder import Trace, Value
+from nanstop.tracing.recorder import Op, Trace, Value
 
 _MAX_DETAILS = 24
 _MAX_DECOYS = 2
@@ -63,10 +68,12 @@ def localize(
     found = origin.localization()
     if found is None:
         return None
-    if not tested or found.origin == "unknown":
-        origin, found, tested = _behind_unseen(scene, first, origin, found)
+    with suppress(ShortOfMemoryError):
+        if not tested or found.origin == "unknown":
+            origin, found, tested = _behind_unseen(scene, first, origin, found)
+        found = with_exact(found, origin, scene.seen_again)
     return replace(
-        _described(with_exact(found, origin, scene.seen_again), scene),
+        _described(found, scene),
         confidence=_confidence(found, tested=tested),
         num_ops=len(first.trace.ops),
         seconds=time.perf_counter() - began,
@@ -115,10 +122,19 @@ class _Scene:
     phase: Phase
 
     def recorded(self, patch: Patch | None = None) -> Recording:
-        return record(self.step, self.micro, update=self.update, phase=self.phase, look=patch)
+        run = partial(
+            record, self.step, self.micro, update=self.update, phase=self.phase, look=patch
+        )
+        try:
+            return run()
+        except ShortOfMemoryError:  # of what runs before it have left in pieces, it may be
+            give_back(self.step.view.device_type)
+            return run()
 
-    def seen_again(self, *looks: Look) -> tuple[tuple[str, ...], Exception | None]:
-        return look_again(self.step, self.micro, *looks, update=self.update)
+    def seen_again(
+        self, *looks: Look, until: int | None = None
+    ) -> tuple[tuple[str, ...], Exception | None]:
+        return look_again(self.step, self.micro, *looks, update=self.update, until=until)
 
 
 def _explained(
@@ -133,7 +149,12 @@ def _explained(
     absorbed = slicing.absorbed_births(recording.trace, live)
     if not recording.reaches and not absorbed:
         return None
-    details = _looked(scene, _wanted(recording, births, absorbed), mended)
+    wanted = _wanted(recording, births, absorbed)
+    try:
+        details = _looked(scene, wanted, mended)
+    except ShortOfMemoryError:
+        give_back(scene.step.view.device_type)
+        details = _looked(scene, _needed(recording, births, absorbed), mended, sparing=True)
     return FailureOrigin(
         recording.trace,
         births,
@@ -190,11 +211,38 @@ def _wanted(recording: Recording, births: slicing.Births, absorbed: Iterable[int
     return chosen
 
 
+def _needed(recording: Recording, births: slicing.Births, absorbed: Sequence[int]) -> set[int]:
+    """Return of what is wanted the first of each kind, which a place is named by: Inf, -Inf, NaN,
+    what was bad before, what raised, what was absorbed.
+    """
+    ops = recording.trace.ops
+    high = (i for i in births.inf if _reaches_inf(recording.trace, ops[i]))
+    outside = (index for index, _ in births.external if index < len(ops))
+    firsts = (next(iter(kind), None) for kind in (births.inf, high, births.nan, outside, absorbed))
+    return {i for i in firsts if i is not None} | {op.index for op in ops if op.raised}
+
+
+def _reaches_inf(trace: Trace, op: Op) -> bool:
+    return any(slicing.range_of(trace, value).high == math.inf for value in op.outputs)
+
+
 def _looked(
-    scene: _Scene, wanted: Iterable[int], mended: Mapping[int, Spot]
+    scene: _Scene,
+    wanted: Collection[int],
+    mended: Mapping[int, Spot],
+    *,
+    sparing: bool = False,
 ) -> dict[int, OpDetails]:
-    observer = Observer(wanted, storage_names(known_tensors(scene.step, scene.micro)))
-    scene.seen_again(*((Patch(mended), observer) if mended else (observer,)))
+    """Return the details of some ops of one more run. ``sparing``: with nothing held on the device,
+    and no further than the last of them, which leaves the script in the midst of its step as an
+    allocation that fails does.
+    """
+    if not wanted:
+        return {}
+    names = storage_names(known_tensors(scene.step, scene.micro))
+    observer = Observer(wanted, names, 0 if sparing else MOST_ON_DEVICE)
+    looks = (Patch(mended), observer) if mended else (observer,)
+    scene.seen_again(*looks, until=max(wanted) if sparing else None)
     return observer.seen
 
 
@@ -255,19 +303,39 @@ def _confirmed(scene: _Scene, origin: FailureOrigin) -> tuple[FailureOrigin, boo
         suspects = origin.suspects()
         if not suspects or not first.reaches:
             return origin, False
-        earliest = next(iter(suspects))
-        others = {index: spot for index, spot in suspects.items() if index != earliest}
-        if _passes(scene, first.reaches, mended | suspects) and not (
-            others and _passes(scene, first.reaches, mended | others)
-        ):
-            return origin, True
-        tried = mended | {earliest: suspects[earliest]}
-        rest = _explained(scene, scene.recorded(Patch(tried)), tried)
-        other = rest.suspects() if rest is not None else {}
-        if rest is None or not other or not _passes(scene, first.reaches, mended | other):
+        try:
+            passed, other = _tried(scene, first.reaches, mended, suspects)
+        except ShortOfMemoryError:
             return origin, False
-        mended, origin = tried, rest.with_reaches(first.reaches)
+        if passed or other is None:
+            return origin, passed
+        earliest = next(iter(suspects))
+        mended, origin = mended | {earliest: suspects[earliest]}, other.with_reaches(first.reaches)
     return origin, True
+
+
+def _tried(
+    scene: _Scene,
+    reaches: tuple[str, ...],
+    mended: Mapping[int, Spot],
+    suspects: Mapping[int, Spot],
+) -> tuple[bool, FailureOrigin | None]:
+    """Return whether the failure is gone with ``suspects`` put right and remains without their
+    first; where not, the origin that is left once the first is put right, if that one takes the
+    failure away.
+    """
+    earliest = next(iter(suspects))
+    others = {index: spot for index, spot in suspects.items() if index != earliest}
+    if _passes(scene, reaches, {**mended, **suspects}) and not (
+        others and _passes(scene, reaches, {**mended, **others})
+    ):
+        return True, None
+    tried = {**mended, earliest: suspects[earliest]}
+    rest = _explained(scene, scene.recorded(Patch(tried)), tried)
+    other = rest.suspects() if rest is not None else {}
+    if rest is None or not other or not _passes(scene, reaches, {**mended, **other}):
+        return False, None
+    return False, rest
 
 
 def _behind_unseen(

@@ -5,14 +5,23 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from traceback import clear_frames
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nanstop.errors import ShortOfMemoryError
 from nanstop.numerics import accelerator, host_memory
+
+MOST_IN_FLOAT64 = 2**28
+"""Parameters up to which a step is run in float64: 2 GiB of copies."""
+_RUNS, _AMPLE = 2, 2**28
+"""Of a run that is yet to come: how much more than those before it may take; bytes beside."""
+_TIMES = 8
+"""How many times what waits is left at least."""
 
 
 def left_on(device_type: str) -> int | None:
@@ -56,6 +65,39 @@ def most_beyond_now(device_type: str) -> int:
     return max(0, module.max_memory_allocated() - module.memory_allocated())
 
 
+def place_for(
+    copied: Iterable[Tensor], parameters: Iterable[Tensor], *, is_there: bool = False
+) -> str | None:
+    """Return where copies of tensors wait: "cpu", or None, where each is, on a device with ample
+    room. No synchronisation.
+
+    The way to the host is slow. Ample is what leaves room, beside the copies (none where they are
+    there already), for a model of these parameters with gradients and two moments in an exact
+    format, and for twice what runs before have taken; and what waits is a small share of it, for
+    the frozen part of a model may be all of it.
+    """
+    away = [tensor for tensor in copied if tensor.device.type != "cpu"]
+    devices = {tensor.device for tensor in away}
+    if len(devices) != 1:
+        return "cpu"
+    device = devices.pop()
+    module = torch.get_device_module(device.type)
+    left = left_on(device.type)
+    if left is None or not hasattr(module, "memory_reserved"):
+        return "cpu"
+    if device.index not in (None, module.current_device()):
+        return "cpu"
+    num, size = sum(p.numel() for p in parameters), sum(t.nbytes for t in away)
+    taken = max(most_beyond_now(device.type), module.memory_reserved() - module.memory_allocated())
+    needed = (0 if is_there else size) + _widest(num) + _RUNS * taken + _AMPLE
+    return None if left > max(needed, _TIMES * size) else "cpu"
+
+
+def _widest(num_elements: int) -> int:
+    """Return the bytes of weights, gradients and two moments in the format of exact runs."""
+    return 4 * num_elements * (8 if num_elements <= MOST_IN_FLOAT64 else 4)
+
+
 def require(device_type: str, num_bytes: int) -> None:
     """Raise ``ShortOfMemoryError`` where host memory has no room for so much. Kernels of a CPU do
     not all survive an allocation that fails; on a device it is an error like any other.
@@ -82,6 +124,17 @@ def let_go(error: BaseException) -> None:
     give_back("cpu")
     if accelerator.in_use() is not None:
         give_back(accelerator.kind() or "cpu")
+
+
+def give_back_after(tensors: Iterable[Tensor], least: int) -> None:
+    """Give back what allocators of devices keep after work on tensors of more than ``least``
+    elements: what comes next would have a piece of it, and the rest would be of no use to anybody.
+    Synchronises the device.
+    """
+    for kind in {t.device.type for t in tensors if t.numel() > least} - {"cpu", "meta"}:
+        module = torch.get_device_module(kind)
+        if hasattr(module, "empty_cache"):
+            module.empty_cache()
 
 
 def give_back(device_type: str) -> None:

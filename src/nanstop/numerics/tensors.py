@@ -30,6 +30,11 @@ _DISPATCH = "__torch_dispatch__"
 _NO_DISPATCH = getattr(torch.Tensor, _DISPATCH)
 
 
+_PIECE = 2**22
+"""Elements of a large tensor that are looked at at a time: a look makes several times their memory,
+and what looks may do so where little is left.
+"""
+
 by_torch_alone = torch._C.DisableTorchFunction
 """Reading a tensor's attributes is a call that function modes of a script would see."""
 
@@ -195,6 +200,23 @@ def ramp(tensor: Tensor) -> Tensor:
     return evenly.view(tensor.shape)
 
 
+def pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield a plain tensor's elements in order, in one dimension and ``_PIECE`` at a time: views
+    where the tensor is contiguous, else a copy of each piece.
+    """
+    if tensor.numel() <= _PIECE:
+        yield tensor.reshape(-1)
+    elif tensor.is_contiguous():
+        yield from tensor.view(-1).split(_PIECE)
+    else:
+        row = tensor.numel() // tensor.shape[0]
+        if row > _PIECE:
+            for one in tensor.unbind():
+                yield from pieces(one)
+        else:
+            yield from (rows.reshape(-1) for rows in tensor.split(_PIECE // row))
+
+
 def as_numbers(values: Sequence[Any]) -> list[float]:
     """Return numbers and 0-dim tensors as floats. Each device that has some is synchronised once,
     and by nothing that a dispatch mode hears of.
@@ -222,6 +244,12 @@ def has_bad(tensor: Tensor) -> bool:
 
 def bad_mask(tensor: Tensor) -> Tensor:
     """Return a bool tensor of the same shape: True where the value is NaN or infinite."""
+    if tensor.numel() > _PIECE and is_plain(tensor) and tensor.is_contiguous():
+        flat = tensor.detach().view(-1)
+        mask = torch.empty(flat.shape, dtype=torch.bool, device=flat.device)
+        for place, part in zip(mask.split(_PIECE), flat.split(_PIECE), strict=True):
+            place.copy_(bad_mask(part))
+        return mask.view(tensor.shape)
     if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
         tensor = tensor.float()  # 8-bit floats have no isfinite
     return ~torch.isfinite(tensor)
@@ -246,45 +274,76 @@ def measure(tensor: Tensor, name: str | None = None) -> TensorStats:
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
     if not values.is_floating_point():
-        wide, zeros = in_float64(values), values.numel() - values.count_nonzero()
-        absmax, least = float(wide.abs().max()), float(wide.min())
-        return TensorStats(**known, absmax=absmax, minimum=least, zeros=int(zeros), name=name)
+        ends = [_ends_of(piece) for piece in pieces(values)]
+        return TensorStats(
+            **known,
+            absmax=max(most for most, _ in ends),
+            minimum=min(least for _, least in ends),
+            zeros=values.numel() - sum(int(piece.count_nonzero()) for piece in pieces(values)),
+            name=name,
+        )
     return _ranged(values, known, name, located=values.shape == shape)
+
+
+def _ends_of(whole: Tensor) -> tuple[float, float]:
+    """Return the largest magnitude of whole numbers, and the least number."""
+    wide = in_float64(whole)
+    return float(wide.abs().max()), float(wide.min())
 
 
 def _ranged(values: Tensor, known: dict, name: str | None, *, located: bool) -> TensorStats:
     tiny = torch.finfo(values.dtype).tiny
-    values = values if values.dtype is torch.float64 else values.float()
+    counts, ends = zip(*(_looked_at(piece, tiny) for piece in pieces(values)), strict=True)
+    each = torch.stack(counts)
+    totals, bad = each.sum(0).tolist(), each[:, :3].sum(1).tolist()
+    absmax, least_size, least = torch.stack(ends).amax(0).tolist()
+    return TensorStats(
+        **known,
+        nan=totals[0],
+        posinf=totals[1],
+        neginf=totals[2],
+        absmax=absmax,
+        absmin_nonzero=-least_size if totals[3] else 0.0,
+        minimum=-least if least > -math.inf else 0.0,
+        zeros=totals[4],
+        subnormal=totals[5],
+        first_bad=_first_bad(values, bad) if located and any(bad) else None,
+        name=name,
+    )
+
+
+def _looked_at(piece: Tensor, tiny: float) -> tuple[Tensor, Tensor]:
+    """Return how many values are NaN, Inf, -Inf, neither of these nor 0, 0, and below ``tiny``;
+    and the largest magnitude, the least one above 0 and the least value, both negated: -inf where
+    there is none.
+    """
+    values = piece if piece.dtype is torch.float64 else piece.float()
     bad = bad_mask(values)
-    size = values.abs().masked_fill(bad, 0.0)
+    size = values.abs().masked_fill_(bad, 0.0)
     nonzero = size > 0
     counts = torch.stack(
         [
             values.isnan().sum(),
             values.isposinf().sum(),
             values.isneginf().sum(),
+            nonzero.sum(),
             (~bad & ~nonzero).sum(),
             (nonzero & (size < tiny)).sum(),
         ]
-    ).tolist()
-    absmin = float(size.masked_fill(~nonzero, float("inf")).min())
-    return TensorStats(
-        **known,
-        nan=counts[0],
-        posinf=counts[1],
-        neginf=counts[2],
-        absmax=float(size.max()),
-        absmin_nonzero=0.0 if absmin == float("inf") else absmin,
-        minimum=float(values.masked_fill(bad, float(size.max())).min()),
-        zeros=counts[3],
-        subnormal=counts[4],
-        first_bad=_first_index(bad) if located and sum(counts[:3]) else None,
-        name=name,
     )
+    most, least = size.max(), values.masked_fill(bad, math.inf).min()
+    return counts, torch.stack([most, -size.masked_fill_(~nonzero, math.inf).min(), -least])
 
 
-def _first_index(mask: Tensor) -> tuple[int, ...]:
-    return place_of(int(mask.flatten().to(torch.uint8).argmax()), mask.shape)
+def _first_bad(values: Tensor, bad: Sequence[int]) -> tuple[int, ...]:
+    """Return the index of the first bad value; ``bad``: how many there are in each piece."""
+    place = 0
+    for piece, num in zip(pieces(values), bad, strict=True):
+        if num:
+            first = int(bad_mask(piece).to(torch.uint8).argmax())
+            return place_of(place + first, values.shape)
+        place += piece.numel()
+    raise AssertionError
 
 
 def place_of(flat: int, shape: Sequence[int]) -> tuple[int, ...]:

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 from torch import Tensor
 
 from nanstop.decide.policy import DATA_REMEDIES
-from nanstop.errors import NanstopError
+from nanstop.errors import NanstopError, ShortOfMemoryError
 from nanstop.prove.agreement import SAME, largest_gap
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom
@@ -56,10 +56,17 @@ def bad_rows(failing: FailingStep) -> tuple[int, ...] | None:
 
 
 def healthy_rows(failing: FailingStep) -> tuple[int, ...] | None:
-    """Return the samples that do not fail, alone or with each other; None where that is unknown.
+    """Return the samples that do not fail, alone or with each other; None where that is unknown, as
+    it is where memory is short.
 
     Where they fail together, what one sample does alone says nothing of it in a batch.
     """
+    with suppress(ShortOfMemoryError):
+        return _healthy_rows(failing)
+    return None
+
+
+def _healthy_rows(failing: FailingStep) -> tuple[int, ...] | None:
     rows, bad = num_samples(failing.step.batches[failing.micro]), bad_rows(failing)
     if rows is None or bad is None:
         return None

@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nanstop.errors import ShortOfMemoryError
+from nanstop.numerics.room import MOST_IN_FLOAT64, place_for
 from nanstop.numerics.tensors import HALF, format_name
 from nanstop.prove.agreement import SAME, agree, loss_gap, nearness
 from nanstop.prove.failing_step import FailingStep
@@ -30,10 +31,6 @@ from nanstop.tracing.definitions.attention import FUSED_ATTENTION
 
 Gaps = tuple[float, float, float]
 """Distance of a loss, cosine of the gradients, distance of the worst gradient."""
-
-
-MOST_IN_FLOAT64 = 2**28
-"""Parameters up to which a step is run in float64: 2 GiB of copies."""
 
 
 class ExactRuns:
@@ -129,8 +126,18 @@ class ExactRuns:
         if not self.of(self._failing.micro).failed or self._ladder.rung is not Rung.WHOLE:
             return ""  # by parts, a run with such ops is none
         path = Path()
-        self._whole(path, self._failing.micro)
+        with suppress(ShortOfMemoryError):
+            self._whole(path, self._failing.micro)
         return next((format_name(dtype) for dtype in HALF if dtype in path.formats), "")
+
+    def peak_of(self, run: Attempt) -> int | None:
+        """Return the bytes that were in use on the device in a run at the most, without gradients
+        that wait there to be compared.
+        """
+        if run.peak_bytes is None:
+            return None
+        kept = (grad for one in self._runs.values() for grad in (one.grads or {}).values())
+        return run.peak_bytes - sum(grad.nbytes for grad in kept if grad.device.type != "cpu")
 
     def num_taken(self) -> tuple[int, int]:
         """Return how many draws and how many choices of the failing micro-batch all runs share."""
@@ -258,9 +265,12 @@ class ExactRuns:
 
     def _whole(self, path: Path, micro: int, batch: Batch | None = None) -> Attempt:
         run = self._on(path, micro, batch=batch, under=self._in_exact, without_update=True)
+        grads, root = run.grads or {}, self._failing.step.view.root
+        if place_for(grads.values(), root.parameters(), is_there=True) is None:
+            return run
         # A run that fails on a device is nearly full:
         # what only waits to be compared waits in host memory.
-        return replace(run, grads={name: grad.cpu() for name, grad in (run.grads or {}).items()})
+        return replace(run, grads={name: grad.cpu() for name, grad in grads.items()})
 
     def _by_parts(self, path: Path, micro: int, batch: Batch | None) -> Attempt | None:
         """Return the exact run with one part of the model in float32 at a time; None where memory

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from nanstop.numerics.optimizer_state import innermost
-from nanstop.numerics.tensors import HALF, in_float64
+from nanstop.numerics.tensors import HALF
 from nanstop.numerics.update_length import TOO_LONG
 from nanstop.prove.failing_step import FailingStep
 from nanstop.replay.conditions import Under
 from nanstop.replay.held import swapped
 from nanstop.replay.snapshot import Snapshot
-from nanstop.replay.step import Step, gradients_of, trainable_of
+from nanstop.replay.step import Step, gradients_of, trainable_of, update_undone
 
 _WIDER = {**dict.fromkeys(HALF, torch.float32), torch.float32: torch.float64}
 _OFF = 0.05
@@ -97,7 +97,7 @@ def moves_of(failing: FailingStep, under: Under) -> tuple[Move, ...]:
 def _ready(failing: FailingStep, under: Under) -> Iterator[None]:
     """Be under a context inside, right before the update, which is undone."""
     step = failing.step
-    with step.isolated(with_update=True), failing.from_snapshot(under):
+    with update_undone(step), failing.from_snapshot(under):
         for micro in range(len(step.batches)):
             step.run(micro)
         yield
@@ -122,7 +122,8 @@ def _updated(step: Step) -> dict[str, Tensor]:
 
 def _values(step: Step) -> dict[str, Tensor]:
     parameters: Mapping[str, Tensor] = trainable_of(step.view).parameters
-    return {name: in_float64(p.detach()).cpu().clone() for name, p in parameters.items()}
+    # In its own format on the way: float64 is up to four times as much.
+    return {name: p.detach().cpu().to(torch.float64, copy=True) for name, p in parameters.items()}
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from nanstop.replay.conditions import Under
 from nanstop.replay.rerun import Attempt, attempt
 from nanstop.replay.rewind import Rewind
 from nanstop.replay.snapshot import Snapshot
-from nanstop.replay.step import Batch, Step, gradients_of, trainable_of
+from nanstop.replay.step import Batch, Step, gradients_of, trainable_of, update_undone
 
 _WORKSPACE = 2**24
 """Bytes that kernels of a CPU may want for themselves."""
@@ -173,7 +173,7 @@ class FailingStep:
         and ends it. The random state of each pass is the window's own. Synchronises the device.
         """
         step, losses = self.step, []
-        with step.isolated(with_update=True), self.from_snapshot(under):
+        with update_undone(step), self.from_snapshot(under):
             while True:
                 with step.isolated():
                     losses.append(mean_loss(step))

@@ -5,9 +5,11 @@ baseline and reference, then the search over the candidates that the rules propo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 from nanstop.decide.policy import DATA_REMEDIES, Policy, not_allowed
+from nanstop.errors import ShortOfMemoryError
 from nanstop.numerics.room import let_go
 from nanstop.prove.bench import Budget
 from nanstop.prove.failing_step import FailingStep
@@ -67,7 +69,10 @@ def prove_step(
         budget=Budget(trials=policy.budget_trials, seconds=policy.budget_seconds),
     )
     has_forms = any(atom.remedy in FORMS for atom in proof.minimal) and not failing.update
-    typed = trials.typed(codes(proof)) if has_forms else None
+    typed = None
+    if has_forms:
+        with suppress(ShortOfMemoryError):
+            typed = trials.typed(codes(proof))
     return replace(proof, scope=trials.scope, typed=typed)
 
 

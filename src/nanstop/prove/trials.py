@@ -205,7 +205,7 @@ class Trials:
             causal=self._is_causal(atoms, micro) if judged else None,
             rows_unchanged=self._rows_unchanged(atoms, micro, run) if judged else None,
             seconds=run.seconds,
-            peak_bytes=run.peak_bytes,
+            peak_bytes=self._exact.peak_of(run),
             message=_said(run),
         )
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import torch
@@ -27,7 +28,10 @@ from nanstop.numerics.tensors import floats, has_bad, in_float64, nonfinite
 from nanstop.numerics.update_length import is_ruinous
 from nanstop.records import Fidelity, Finiteness, Replay
 from nanstop.replay.conditions import Under, eager, is_compiling
-from nanstop.replay.step import Batch, Step, gradients_of
+from nanstop.replay.step import Batch, Step, gradients_of, update_undone
+
+_FEWEST = 2
+"""Runs that are held against each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class Attempt:
     value ("param:NAME").
 
     ``grads``: the gradients by parameter name (kept on the device) where they were asked for.
+    ``peak_bytes``: what was in use at the most, without copies of what is undone.
     ``lengths``: how far the update moved each of the parameters that were to be judged by that.
     ``strayed``: of a run on another's path, see ``Path``.
     """
@@ -86,12 +91,8 @@ def attempt(  # noqa: PLR0913 - a run, and what is to be known of it, by name
     began = time.perf_counter()
     loss: Tensor | None = None
     error: BaseException | None = None
-    device = accelerator.in_use()
-    measured = hasattr(device, "max_memory_allocated")
-    if measured:
-        device.reset_peak_memory_stats()
     lengths: dict[str, float] = {}
-    with step.isolated(with_update=update), under():
+    with _isolated(step, update=update) as peak, under():
         try:
             with along():
                 if update or window:
@@ -118,9 +119,24 @@ def attempt(  # noqa: PLR0913 - a run, and what is to be known of it, by name
         digest=digest,
         seconds=time.perf_counter() - began,
         grads=grads if keep_grads else None,
-        peak_bytes=device.max_memory_allocated() if measured else None,
+        peak_bytes=peak(),
         lengths=lengths,
     )
+
+
+@contextmanager
+def _isolated(step: Step, *, update: bool) -> Iterator[Callable[[], int | None]]:
+    """Undo on exit what runs inside; yield what says how many bytes were in use at the most on a
+    device that keeps account, without the copies of what is undone.
+    """
+    device = accelerator.in_use()
+    measured = hasattr(device, "max_memory_allocated")
+    if measured:
+        device.reset_peak_memory_stats()
+    held = device.memory_allocated() if measured else 0
+    with update_undone(step) if update else step.isolated():
+        copied = device.memory_allocated() - held if measured else 0
+        yield lambda: device.max_memory_allocated() - copied if measured else None
 
 
 def note_compiled(step: Step) -> None:
@@ -221,8 +237,8 @@ def rerun(
     bitwise: every run has the same digest and the loss that training saw. same_failure: it fails
     each time, with other bits, or nothing of it is finite that could be compared. different:
     sometimes. not_reproduced: never. All but the first run note what modules return, for of losses
-    and gradients that are all NaN one is as another. ``in_float32``: see ``attempt``.
-    Errors: ``ShortOfMemoryError``.
+    and gradients that are all NaN one is as another. ``in_float32``: see ``attempt``. A run that
+    memory was too short for is not counted. Errors: ``ShortOfMemoryError`` where two did not fit.
     """
     notes = [_ModuleOutputs() for _ in range(times - 1)]
     conditions = (nullcontext, *(note.taken for note in notes))
@@ -231,7 +247,10 @@ def rerun(
         for under in (conditions if not step.facts.compiled else (nullcontext,) * times)
     ]
     if not raised and any(run.lacked_memory for run in runs):
-        raise ShortOfMemoryError
+        ended = [not run.lacked_memory for run in runs]
+        if sum(ended) < min(times, _FEWEST):
+            raise ShortOfMemoryError
+        runs, notes = list(compress(runs, ended)), list(compress(notes, ended[1:]))
     seen = None if first_loss is None or first_loss.numel() != 1 else float(first_loss)
     same_loss = update or seen is None or _same_number(seen, runs[0].loss)
     # What Python code raised is raised by no replay: its number is what was met.

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from nanstop.frozen import frozen
 from nanstop.numerics.tensors import nonfinite
 from nanstop.replay.snapshot import Snapshot, Trainable
-from nanstop.replay.step import Step
+from nanstop.replay.step import Step, place_of_copies
 
 _NOTE_BYTES = 1 << 15
 """What is noted of a micro-batch beside its batch: nearly all of it random state."""
@@ -38,9 +38,9 @@ class Rewind:
     @contextmanager
     def rewound(self) -> Iterator[None]:
         """Parameters, optimizer state and scaler are the snapshot's inside, the present ones
-        after it.
+        after it: of an investigation, which may have room on a device.
         """
-        with self.snapshot.loaded():
+        with self.snapshot.loaded(place_of_copies):
             yield
 
     def restore(self) -> None:

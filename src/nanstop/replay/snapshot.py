@@ -4,7 +4,7 @@ forward moves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, cast
 
@@ -193,12 +193,12 @@ class Snapshot:
             _set_scaler_stages(self.trainable.scaler, self._stages)
 
     @contextmanager
-    def loaded(self) -> Iterator[None]:
-        """Be at the snapshot inside the context and back at the present state, bitwise, after
-        it.
+    def loaded(self, place: Callable[[Trainable], str | None] = lambda _: "cpu") -> Iterator[None]:
+        """Be at the snapshot inside the context and back at the present state, bitwise, after it.
+        ``place``: where that waits.
         """
         with self._trained_as_then(), versions_kept(self.trainable.tensors()):
-            present = Snapshot(self.trainable)
+            present = Snapshot(self.trainable, device=place(self.trainable))
             self.restore()
             try:
                 yield

@@ -239,6 +239,28 @@ def trainable_of(view: ModelView) -> Trainable:
 
 
 @contextmanager
+def update_undone(step: Step) -> Iterator[None]:
+    """Be ``step.isolated(with_update=True)``, with what is to be put back waiting where there is
+    room for it: nobody but an investigation has that much of a device. Errors: as there.
+    """
+    changed = trainable_of(step.view)
+    if place_of_copies(changed) is not None:
+        with step.isolated(with_update=True):
+            yield
+        return
+    on_host = sum(t.nbytes for t in changed.tensors() if t.device.type == "cpu")
+    room.require("cpu", on_host)
+    with step.isolated(), versions_kept(changed.tensors()), ExitStack() as undo:
+        undo.callback(Snapshot(changed, device=None).restore)
+        yield
+
+
+def place_of_copies(changed: Trainable) -> str | None:
+    """Return where a snapshot waits while a step is looked into: see ``room.place_for``."""
+    return room.place_for(changed.tensors(), changed.parameters.values())
+
+
+@contextmanager
 def room_made(step: Step | None) -> Iterator[int]:
     """Have room inside to run a step again, where it is tight: the gradients that there are now
     away, and nothing kept for later by an allocator. Yield what a run takes then beyond what is

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from nanstop.frozen import frozen
 from nanstop.numerics.exponents import exponent_counts
+from nanstop.numerics.host_memory import lacks_memory
+from nanstop.numerics.room import give_back_after
 from nanstop.numerics.tensors import (
     bad_mask,
     dense_parts,
@@ -34,6 +36,8 @@ from nanstop.tracing.holders import Holder, holder_of
 StorageNames = Mapping[int, Sequence[tuple[range, str]]]
 """By the address of a storage the bytes that each tensor with a name takes there."""
 _MASK_FRACTION = 0.9
+MOST_ON_DEVICE = 2**24
+"""Elements of a mask that waits on a device, a byte each: a larger one waits in host memory."""
 _MASK_REPEATS = 4
 """A mask holds next to the lowest value of its format, the same few numbers again and again. Scores
 and residuals that come so low are single values, each another.
@@ -49,8 +53,8 @@ class OpDetails:
     finite operands.
 
     ``bad`` and ``read``: for each output and operand, its bool mask of bad elements (None where it
-    has none), on the device. ``held``: for each operand that is bad and no parameter, the script's
-    variable that holds it.
+    has none), on the device or in host memory. ``held``: for each operand that is bad and no
+    parameter, the script's variable that holds it.
     """
 
     op: str
@@ -69,13 +73,17 @@ class Observer:
     """Called for each op of a second run;
     keeps ``OpDetails`` of those in ``wanted``. Synchronises the device.
 
-    ``names``: what tensors known by name are called, see ``storage_names``.
+    ``names``: what tensors known by name are called, see ``storage_names``. ``on_device``: elements
+    that a mask may have and still wait there. A look that memory is too short for leaves the others
+    what they have seen.
     """
 
-    def __init__(self, wanted: Iterable[int], names: StorageNames) -> None:
+    def __init__(
+        self, wanted: Iterable[int], names: StorageNames, on_device: int = MOST_ON_DEVICE
+    ) -> None:
         self.seen: dict[int, OpDetails] = {}
         self._wanted = frozenset(wanted)
-        self._names = names
+        self._names, self._on_device = names, on_device
 
     def __call__(
         self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]
@@ -97,19 +105,33 @@ class Observer:
             outputs = outputs_of(func, args, kwargs, result)
             bad = tuple(_bad_or_none(o) for o in outputs)
             bad_read = tuple(_bad_or_none(t) for t in kept)
-            made = 0 if any(mask is not None for mask in bad_read) else fully_masked_rows(outputs)
-            self.seen[index] = replace(
+            is_made = all(mask is None for mask in bad_read)
+            found = replace(
                 before,
-                outputs=tuple(self._measured(o) for o in outputs),
-                wider=rerun_wider(func, kept_args, kwargs, bad),
-                reference=rerun_reference(func, kept_args, kwargs, bad),
-                fully_masked_rows=max(masked, made),
-                masking=is_masking(traits.base, kept, outputs),
-                bad=bad,
-                read=bad_read,
+                fully_masked_rows=masked,
+                bad=tuple(map(self._waiting, bad)),
+                read=tuple(map(self._waiting, bad_read)),
             )
+            del bad_read
+            seen: dict[str, Any] = {}
+            looks: dict[str, Callable[[], Any]] = {
+                "outputs": lambda: tuple(self._measured(o) for o in outputs),
+                "wider": lambda: rerun_wider(func, kept_args, kwargs, bad),
+                "reference": lambda: rerun_reference(func, kept_args, kwargs, bad),
+                "fully_masked_rows": lambda: max(
+                    masked, fully_masked_rows(outputs) if is_made else 0
+                ),
+                "masking": lambda: is_masking(traits.base, kept, outputs),
+            }
+            for name, look in looks.items():
+                _if_there_is_room(seen, name, look)
+            self.seen[index] = replace(found, **seen)
+            give_back_after((*read, *outputs), self._on_device)
 
         return done
+
+    def _waiting(self, mask: Tensor | None) -> Tensor | None:
+        return mask.cpu() if mask is not None and mask.numel() > self._on_device else mask
 
     def _measured(self, tensor: Tensor) -> TensorStats:
         name = _name_of(tensor, self._names) if is_plain(tensor) else None
@@ -117,6 +139,15 @@ class Observer:
         with suppress(Exception):  # a device that cannot take numbers apart
             counts = exponent_counts(tensor)
         return replace(measure(tensor, name), exponents=counts)
+
+
+def _if_there_is_room(seen: dict[str, Any], name: str, look: Callable[[], Any]) -> None:
+    """Note what a look sees, unless memory is too short for it."""
+    try:
+        seen[name] = look()
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
 
 
 def _holder(tensor: Tensor, stats: TensorStats) -> Holder | None:

@@ -47,17 +47,22 @@ class LookOfSome(ABC):
         return self.in_backward in (None, in_backward) and (self.ops is None or name in self.ops)
 
 
+class ReachedError(Exception):
+    """The operation has run; what follows is of no interest."""
+
+
 class SecondRun(TorchDispatchMode):
     """Calls each of ``looks`` with every counted op of a run, and then what it returned with the
     op's result. Compiled code runs eagerly: torch gives up what it compiled and meets under a mode.
+    ``until``: the op that the run ends with, raising ``ReachedError``.
 
     A look that fails (out of memory, an operand of a kind not foreseen) is given up;
     the run goes on.
     """
 
-    def __init__(self, *looks: Look) -> None:
+    def __init__(self, *looks: Look, until: int | None = None) -> None:
         super().__init__()
-        self._looks = looks
+        self._looks, self._until = looks, until
         self._readers: dict[tuple[Any, bool], tuple[Look, ...]] = {}
         self._count = 0
 
@@ -98,6 +103,8 @@ class SecondRun(TorchDispatchMode):
         for done in afterwards:
             with suppress(Exception):
                 done(result)
+        if index == self._until:
+            raise ReachedError
         return result
 
     def _readers_of(self, func: Any) -> tuple[Look, ...]:
@@ -204,7 +211,8 @@ class Patch:
             masks = zip_longest(spot.bad[: len(outputs)], brought)
             for output, (mask, given) in zip(outputs, masks, strict=False):
                 if mask is not None and is_measurable(output) and output.shape == mask.shape:
-                    _mend(output, mask if given is None else mask & ~given)
+                    own = mask.to(output.device)
+                    _mend(output, own if given is None else own & ~given)
 
         return done
 
@@ -225,7 +233,7 @@ def _brought(func: Any, args: Any, kwargs: Mapping[str, Any], usual: ElementMask
             continue
         bad = bad_mask(operand)
         if known is not None and known.shape == bad.shape:
-            bad = bad & ~known
+            bad = bad & ~known.to(bad.device)
         strange = strange or bool(bad.any())
         ordinary[id(operand)] = numbers = _spread(operand).mul_(0.5).to(operand.dtype)
         spoiled[id(operand)] = torch.where(bad, operand, numbers)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import field
+from traceback import clear_frames
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +22,7 @@ from nanstop.numerics.trained import held_by
 from nanstop.records import Phase
 from nanstop.replay.conditions import Under, eager
 from nanstop.replay.step import Batch, Step, gradients_of
-from nanstop.tracing.op_patches import Look, SecondRun
+from nanstop.tracing.op_patches import Look, ReachedError, SecondRun
 from nanstop.tracing.recorder import Op, Recorder, Trace, Value
 
 
@@ -131,12 +132,17 @@ def record(
 
 
 def look_again(
-    step: Step, micro: int, *looks: Look, update: bool = False, batch: Batch | None = None
+    step: Step,
+    micro: int,
+    *looks: Look,
+    update: bool = False,
+    batch: Batch | None = None,
+    until: int | None = None,
 ) -> tuple[tuple[str, ...], Exception | None]:
-    """Run what ``record`` ran once more, undone, and have ``looks`` see its ops;
-    return what failed and what it raised.
+    """Run what ``record`` ran once more, undone, and have ``looks`` see its ops, up to the one
+    numbered ``until``; return what failed and what it raised.
     """
-    return run_under(step, micro, SecondRun(*looks), update=update, batch=batch)
+    return run_under(step, micro, SecondRun(*looks, until=until), update=update, batch=batch)
 
 
 def run_under(
@@ -189,6 +195,8 @@ def _run(
             if lacks_memory(error):
                 let_go(error)
                 raise ShortOfMemoryError from None
+            if isinstance(error, ReachedError):
+                clear_frames(error.__traceback__)  # what the run had made until then
             return None, error
     return None, None
 

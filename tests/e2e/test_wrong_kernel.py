@@ -31,10 +31,11 @@ def kernel(grad, query, key, value, out, logsumexp, p, causal, *, attn_mask=None
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.mixed, self.out = torch.nn.Linear(8, 24), torch.nn.Linear(8, 1)
+        self.mixed = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+        self.out = torch.nn.Linear(8, 1)
 
     def forward(self, x, low):
-        q, k, v = (one.unflatten(-1, (2, 4)).transpose(1, 2) for one in self.mixed(x).chunk(3, -1))
+        q, k, v = (one(x).unflatten(-1, (2, 4)).transpose(1, 2) for one in self.mixed)
         q = torch.cat([torch.ones_like(q[..., :1]), q[..., 1:]], -1)
         k = torch.cat([torch.full_like(k[..., :1], low), k[..., 1:]], -1)
         mixed = F.scaled_dot_product_attention(q, k, v)

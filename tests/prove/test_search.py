@@ -130,6 +130,17 @@ def test_smallest_then_nearest():
     assert run(Script(outcomes), [(C, AUTOCAST), (A,), (B,)]).minimal == (B,)
 
 
+def test_another_kernel_in_the_same_format_before_a_wider_format():
+    kernel = Atom(remedy="sdpa_kernel", value="cudnn")
+    eager, line = Atom(remedy="attention", value="eager"), Atom(remedy="fp32_line", target="a.py:1")
+    near = CLOSE | {"loss_gap": 1e-7}
+    trial = Script({(A,): near, (line,): near, (eager,): CLOSE, (kernel,): CLOSE})
+    proof = run(trial, [(A,), (line,), (eager,), (kernel,)])
+    assert (proof.verdict, proof.minimal) == ("proven", (kernel,))
+    proof = run(trial, [(A,), (line,), (eager,)])
+    assert proof.minimal == (eager,)
+
+
 def test_unsafe_is_proven_when_nothing_else_is():
     proof = run(Script({(BF16,): CLOSE, (A,): FAR}), [(A,), (BF16,)])
     assert (proof.verdict, proof.minimal, proof.safety) == ("proven", (BF16,), "changes_training")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from nanstop.prove.bench import AGREES, FAILED, Atoms, Bench, Budget, RunOn, RunTrial, SpentError
 from nanstop.prove.minimize import minimize
 from nanstop.records import Alternative, Atom, Proof, Reference, Safety, Trial, Verdict
-from nanstop.records.remedies import are_forms
+from nanstop.records.remedies import are_forms, kernel_place
 
 Extend = Callable[[Trial], Atoms | None]
 
@@ -70,9 +70,10 @@ class _Cure:
             return "plausible"
         return "isolated" if self.isolates else "proven"
 
-    def order(self) -> tuple[bool, int, bool, bool, int, bool, float]:
+    def order(self) -> tuple[bool, int, bool, bool, int, int, bool, float]:
         """What holds and may be applied first, then proven before what isolates, safe before what
-        changes training, agreeing before bent, small, a line before a module, near float32.
+        changes training, agreeing before bent, small, another kernel in the same format before a
+        wider one, a line before a module, near float32.
         """
         return (
             not (self.holds and self.permitted),
@@ -80,6 +81,7 @@ class _Cure:
             self.safety != "safe",
             self.grade != AGREES,
             len(self.atoms),
+            kernel_place(self.atoms),
             not are_forms(self.atoms),
             self.distance,
         )

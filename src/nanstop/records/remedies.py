@@ -124,6 +124,10 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
 
 FORMS = ("stable_form", "held_fill", "finite_fill", "finite_constant", "fp32_line", "form")
 """Remedies that write a failing line in another way."""
+OTHER_KERNELS = ("sdpa_kernel", "eager", "attention")
+"""Remedies that compute the same in the same format by another kernel, the one that costs least
+first.
+"""
 GUARDED = "guarded"
 """The value of a guarded form. Where another line failed once the first one passed, it says after a
 colon which operation did."""
@@ -150,6 +154,13 @@ def form_of(atom: Atom) -> tuple[str, str]:
     """
     form, _, op = atom.value.partition(":")
     return form, op
+
+
+def kernel_place(atoms: tuple[Atom, ...]) -> int:
+    """Return where a cure comes among other kernels, behind them where it is anything else."""
+    names = [atom.remedy for atom in atoms]
+    is_kernel = len(names) == 1 and names[0] in OTHER_KERNELS
+    return OTHER_KERNELS.index(names[0]) if is_kernel else len(OTHER_KERNELS)
 
 
 def are_forms(atoms: tuple[Atom, ...]) -> bool:

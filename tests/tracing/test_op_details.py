@@ -35,6 +35,10 @@ def test_wider_of_a_cast_that_names_its_format():
     assert looked(lambda: (wide * INF).half(), index=1)[0].wider == "nonfinite"
 
 
+@pytest.mark.skipif(
+    not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm", "CPU"),
+    reason="torch multiplies 8-bit floats on a GPU only",
+)
 @pytest.mark.parametrize(("scale", "wider"), [(1e36, "finite"), (math.inf, "nonfinite")])
 def test_wider_of_a_product_of_8_bit_floats_is_its_definition(scale, wider):
     one, scales = torch.ones(16, 16).to(torch.float8_e4m3fn), torch.tensor(scale)

@@ -85,11 +85,16 @@ def trained(how, folder=None):
 
 
 @pytest.mark.parametrize("how", ["beside", "itself", "part", "function"])
-def test_it_is_told_from_the_models_own_numbers_and_the_step_is_made_without_it(tmp_path, how):
+def test_it_is_told_from_the_models_own_numbers_and_the_step_is_made_without_it(
+    tmp_path, how, capsys
+):
     plain, incidents, _ = trained("", tmp_path / "plain")
     assert incidents == ()
     losses, (report,), counts = trained(how, tmp_path / "compiled")
     assert report.diagnoses[0].code == "NS602"
+    assert (
+        "replayed 3 times: the same failure; no number of it is finite" in capsys.readouterr().err
+    )
     assert (report.replay.num_failed, report.replay.runs) == (3, 3)
     assert report.replay.eager == "finite"
     assert report.proof.verdict == "proven"

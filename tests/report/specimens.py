@@ -153,7 +153,7 @@ FINDING = Diagnosis(
 
 UPDATE = Report(
     incident=replace(INCIDENT, phase="optimizer", at=StepId(run="r", step=0)),
-    replay=Replay(incident="0007", fidelity="same_failure", runs=1),
+    replay=Replay(incident="0007", fidelity="same_failure", runs=1, digest="5f3a"),
     localization=Localization(
         key=FailureKey(kind="nan", phase="optimizer", op="aten.addcdiv_.default"),
         first_bad=OpEvent(

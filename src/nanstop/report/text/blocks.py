@@ -340,9 +340,10 @@ def _replayed(replay: Replay | None) -> list[str]:
     if replay is None:
         return []
     times = {1: "once", 2: "twice"}.get(replay.runs, f"{replay.runs} times")
+    same = "the same failure, other digits"
     outcome = {
         "bitwise": "bitwise identical",
-        "same_failure": "the same failure, other digits",
+        "same_failure": same if replay.digest else "the same failure; no number of it is finite",
         "different": f"it failed in {replay.num_failed} of them",
         "not_reproduced": "no failure",
     }[replay.fidelity]

@@ -250,8 +250,9 @@ def rerun_wider(
         return value
 
     def run() -> list[Tensor]:
-        with suppress(NotImplementedError):  # kernels of attention are for some formats only
-            return defined(func, args, kwargs)(widen)
+        definition = defined(func, args, kwargs)
+        if definition is not None:  # kernels of attention are for some formats only
+            return definition(widen)
         wide_args = tuple(widen(a) for a in args)
         wide_kwargs = {k: widen(v) for k, v in kwargs.items()}
         return outputs_of(func, wide_args, wide_kwargs, func(*wide_args, **wide_kwargs))
@@ -268,8 +269,9 @@ def rerun_reference(
     """
 
     def run() -> list[Tensor]:
-        with suppress(NotImplementedError):
-            return defined(func, args, kwargs)(lambda operand: operand)
+        definition = defined(func, args, kwargs)
+        if definition is not None:
+            return definition(lambda operand: operand)
         return scaled_product(func, args, kwargs, own_format=True)
 
     return _verdict(run, bad)

@@ -18,16 +18,18 @@ FUSED_ATTENTION = "_scaled_dot_product"
 Cast = Callable[[Tensor], Tensor]
 
 
-def defined(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Callable[[Cast], list[Tensor]]:
+def defined(
+    func: Any, args: Any, kwargs: Mapping[str, Any]
+) -> Callable[[Cast], list[Tensor]] | None:
     """Return what computes a fused attention or its backward from its operands, each as a cast
-    makes it: the output, or the gradients of query, key and value, in the format of these.
+    makes it: the output, or the gradients of query, key and value, in the format of these; None for
+    any other operation.
 
-    Holds scores [batch, heads, queries, keys] a few times. Errors: ``NotImplementedError`` for any
-    other operation.
+    Holds scores [batch, heads, queries, keys] a few times.
     """
     given = _named(func, args, kwargs)
     if FUSED_ATTENTION not in str(func) or not {"query", "key", "value"} <= set(given):
-        raise NotImplementedError
+        return None
     grad = given.get("grad_out", given.get("grad_out_"))
     mask = given.get("attn_mask", given.get("attn_bias"))
     mask = mask if mask is not None and mask.numel() else None

@@ -23,8 +23,8 @@ import torch
 from gpu.machine import Machine, Row
 
 RUNS = (
-    {"size": "1.5B", "momentum": 0.9, "seconds": 45},
-    {"size": "7B", "momentum": 0.0, "seconds": 150},
+    {"size": "1.5B", "momentum": 0.9, "seconds": 100},
+    {"size": "7B", "momentum": 0.0, "seconds": 240},
 )
 
 

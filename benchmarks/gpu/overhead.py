@@ -1,19 +1,17 @@
 """Step time and peak memory, watched and not: blocks of steps of one training, taking turns.
 
-The model is one, so that it fits; what differs between two blocks is who looks. Beside nanstop: the
-other ways to look for NaN.
+The model is one, so that it fits; what differs between the two of a pair is who looks. Beside
+nanstop: the other ways to look for NaN.
 """
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 import torch
@@ -24,24 +22,33 @@ import nanstop
 from gpu import models
 from gpu.machine import Machine, Row
 
-SIZES = ("0.5B", "1.5B", "7B")
-WAYS = (
-    ("full", False),
-    ("LoRA", True),
-    ("4-bit LoRA", True),
-    ("full", True),
-    ("LoRA", False),
-    ("4-bit LoRA", False),
+CASES = (
+    ("7B", "LoRA", True),
+    ("0.5B", "full", False),
+    ("7B", "full", True),
+    ("1.5B", "full", False),
+    ("7B", "4-bit LoRA", True),
+    ("1.5B", "full", True),
+    ("0.5B", "LoRA", True),
+    ("1.5B", "LoRA", True),
+    ("7B", "LoRA", False),
+    ("0.5B", "4-bit LoRA", True),
+    ("1.5B", "4-bit LoRA", True),
+    ("0.5B", "full", True),
+    ("0.5B", "LoRA", False),
+    ("1.5B", "LoRA", False),
 )
-"""Ways to train and whether with checkpointing, the usual ones first: each at all sizes."""
+"""Size, what trains, whether with checkpointing: the usual ones first."""
 Way = tuple[Callable[[], None], Callable[[], AbstractContextManager[Any]]]
-"""A step, and what is put around a block of such steps."""
-WARM_UP = 10
+"""A step, and what is put around such steps."""
+WARM_UP = 12
 """Watched steps that come first: a run is looked at more closely in its first ones."""
-PAIRS, BLOCK_SECONDS, MOST_STEPS = 8, 0.35, 10
-"""Blocks of each way, how long one of them takes at least, and steps of a block at the most."""
-BESIDE_PAIRS = 2
-"""Blocks of the other ways to look, which cost so much that more would show nothing."""
+STEPS = 3
+"""Steps of a block, timed together: what a wait within a step costs shows at the next one."""
+SECONDS, FEWEST, MOST = 15.0, 8, 60
+"""How long the pairs of a case may take, and how many there are at least and at most."""
+BESIDE_PAIRS = 3
+"""Pairs for each other way to look: these cost so much that more would show nothing."""
 
 
 @dataclass
@@ -54,7 +61,8 @@ class Block:
 
 def run(machine: Machine) -> Iterator[Row]:
     """Return a row for each size, way to train and way to look."""
-    for (how, checkpointing), size in product(WAYS, ("toy",) if machine.toy else SIZES):
+    toys = (("toy", how, again) for size, how, again in CASES if size == "7B")
+    for size, how, checkpointing in toys if machine.toy else CASES:
         what = f"{size}, {how}, checkpointing {'on' if checkpointing else 'off'}"
         if how.startswith("4-bit") and not _can_quantise(machine):
             continue
@@ -87,13 +95,14 @@ def _measured(machine: Machine, size: str, how: str, *, checkpointing: bool) -> 
         tempfile.TemporaryDirectory() as out,
         nanstop.watch(trained, optimizer, out=out) as watch,
     ):
-        blocks = _interleaved(machine, trained, optimizer, watch, given, beside=not checkpointing)
+        against_it = _interleaved(
+            machine, trained, optimizer, watch, given, beside=not checkpointing and size != "7B"
+        )
         assert watch.incidents == ()
-    plain = blocks.pop("plain")
     return [
         {"size": size, "trains": how, "checkpointing": checkpointing, "looks": name}
-        | against(plain, block)
-        for name, block in blocks.items()
+        | against(plain, other)
+        for name, (plain, other) in against_it.items()
     ]
 
 
@@ -105,8 +114,10 @@ def _interleaved(
     given: dict[str, Tensor],
     *,
     beside: bool,
-) -> dict[str, Block]:
-    """Return the blocks of plain and watched training, ``beside`` them those of the others."""
+) -> dict[str, tuple[Block, Block]]:
+    """Return, by name, plain blocks and those that are looked at; ``beside`` nanstop the other ways
+    to look.
+    """
 
     def loss(batch: dict[str, Tensor]) -> Tensor:
         return model(**batch).loss
@@ -121,7 +132,6 @@ def _interleaved(
         watch.step(loss, given)
         watch.update(clip=1.0)
 
-    ways: dict[str, Way] = {"plain": (plain, nullcontext), "nanstop": (watched, nullcontext)}
     others: dict[str, Way] = {
         "isfinite hooks": (plain, lambda: _isfinite_hooks(model)),
         "DebugUnderflowOverflow": (plain, lambda: _debugged(model)),
@@ -129,45 +139,56 @@ def _interleaved(
     }
     for _ in range(2 if machine.toy else WARM_UP):
         watched()
-    steps = 2
+    pairs = 2
     if not machine.toy:
         took = min(machine.milliseconds(plain) for _ in range(3))
-        steps = max(2, min(MOST_STEPS, round(1e3 * BLOCK_SECONDS / took)))
-    blocks = {name: Block() for name in (*ways, *(others if beside else ()))}
-    for pair in range(2 if machine.toy else PAIRS):
-        taken = ways | others if beside and pair < BESIDE_PAIRS else ways
-        for name in list(taken) if pair % 2 else list(taken)[::-1]:
-            _block(machine, blocks[name], taken[name], steps if name in ways else 2)
+        pairs = min(MOST, max(FEWEST, round(1e3 * SECONDS / (2 * STEPS * took))))
+    found = {"nanstop": _pairs(machine, plain, (watched, nullcontext), pairs)}
+    for name, way in others.items() if beside else ():
+        found[name] = _pairs(machine, plain, way, min(pairs, BESIDE_PAIRS))
+    return found
+
+
+def _pairs(
+    machine: Machine, plain: Callable[[], None], way: Way, pairs: int
+) -> tuple[Block, Block]:
+    """Return blocks of either kind in turns, each of a pair first as often as second."""
+    blocks = Block(), Block()
+    step, around = way
+    for pair in range(pairs):
+        for block in blocks if pair % 2 else blocks[::-1]:
+            if block is blocks[0]:
+                _timed(machine, block, plain)
+                continue
+            with around():
+                _timed(machine, block, step)
     return blocks
 
 
-def _block(machine: Machine, block: Block, way: Way, steps: int) -> None:
-    step, around = way
-    with around():
-        step()
-        if machine.has_cuda:
-            torch.cuda.reset_peak_memory_stats()
-        spent = machine.milliseconds(lambda: [step() for _ in range(steps)])
-    block.milliseconds.append(spent / steps)
+def _timed(machine: Machine, block: Block, step: Callable[[], None]) -> None:
+    if machine.has_cuda:
+        torch.cuda.reset_peak_memory_stats()
+    block.milliseconds.append(machine.milliseconds(lambda: [step() for _ in range(STEPS)]) / STEPS)
     if machine.has_cuda:
         block.peaks.append(torch.cuda.max_memory_allocated())
 
 
 def against(plain: Block, other: Block) -> Row:
-    """Return the time ratio (geometric mean, 95 % bootstrap interval over pairs) and the ratio of
-    peaks.
+    """Return the ratio of times (median over pairs, its 95 % bootstrap interval, and that of all
+    the time together, in which the few steps that are looked at closely count) and of peaks.
     """
-    pairs = zip(plain.milliseconds, other.milliseconds, strict=False)  # others have fewer
-    logs = [math.log(mine / theirs) for theirs, mine in pairs]
+    pairs = list(zip(plain.milliseconds, other.milliseconds, strict=True))
+    ratios = [mine / theirs for theirs, mine in pairs]
     draw = random.Random(0)
-    means = sorted(statistics.fmean(draw.choices(logs, k=len(logs))) for _ in range(2000))
-    low, high = math.exp(means[50]), math.exp(means[1949])
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
     peaks = max(other.peaks) / max(plain.peaks) if other.peaks else None
     return {
+        "pairs": len(pairs),
         "plain ms": round(statistics.median(plain.milliseconds), 3),
-        "ratio": round(math.exp(statistics.fmean(logs)), 4),
-        "low": round(low, 4),
-        "high": round(high, 4),
+        "ratio": round(statistics.median(ratios), 4),
+        "low": round(medians[50], 4),
+        "high": round(medians[1949], 4),
+        "all": round(sum(other.milliseconds) / sum(plain.milliseconds), 4),
         "memory": round(peaks, 4) if peaks is not None else None,
     }
 

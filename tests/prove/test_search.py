@@ -5,6 +5,7 @@ what is proven, what only plausible, what is preferred, and what ends a search.
 from dataclasses import replace
 
 import pytest
+import torch
 
 from nanstop.prove.bench import Budget
 from nanstop.prove.search import prove
@@ -335,3 +336,28 @@ def test_what_follows_is_run_under_the_best_cure_and_the_next_where_that_does_no
 def test_one_parameters_gradient_must_agree_as_well(gap, verdict):
     near = replace(REFERENCE, grad_tolerance=1e-3)
     assert run(Script({(A,): CLOSE | {"grad_gap": gap}}), [(A,)], reference=near).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("when", "times", "verdict"), [(2, 1, "proven"), (2, 2, "plausible"), (3, 2, "plausible")]
+)
+def test_memory_that_is_short_in_turn_is_no_chance(when, times, verdict):
+    """``when``: the run in turn that has no room, ``times`` over."""
+    runs = iter(range(100))
+
+    def anew(atoms):
+        if when <= next(runs) < when + times:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
+        return trial(atoms, None)
+
+    trial = Script({(A,): CLOSE})
+    proof = run(trial, [(A,)], anew=anew)
+    assert (proof.verdict, proof.minimal, proof.chance) == (verdict, (A,), False)
+    assert ("memory was short" in proof.next_experiment) == (verdict == "plausible")
+
+
+def test_a_part_of_a_cure_that_has_no_room_is_not_shown_to_be_needed():
+    oom = {"outcome": "oom"}
+    proof = run(Script({(A, B): CLOSE, (A,): oom, (B,): oom}), [(A, B)])
+    assert (proof.verdict, set(proof.minimal)) == ("plausible", {A, B})
+    assert "memory was short" in proof.next_experiment

@@ -13,6 +13,7 @@ from nanstop.frozen import frozen
 from nanstop.numerics.tensors import nonfinite
 from nanstop.numerics.weights import MAX_LISTED
 from nanstop.records import Phase, Signal, SignalSource, SourceLine, StepId, TensorStats
+from nanstop.replay.conditions import end_checkpoints
 from nanstop.replay.step import ModelView, Step, parameters_of, trainable_of
 
 _MAX_NAMED = 8
@@ -91,7 +92,10 @@ def micros_read(step: Step) -> tuple[int, ...]:
 
 
 def alarm_of_exception(view: ModelView, at: StepId, error: BaseException, phase: Phase) -> Alarm:
-    """Return the alarm for an exception with a numeric signature. Synchronises the device."""
+    """Return the alarm for an exception with a numeric signature, whose checkpoints are ended: the
+    step will be run again. Synchronises the device.
+    """
+    end_checkpoints(error)
     name, message = type(error).__name__, str(error)[:_MAX_MESSAGE]
     signal = Signal(source="exception", name=name, message=message, at=at)
     if "device-side assert" in message or "CUDA error" in message:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nanstop.hosts import state_diff
 from nanstop.hosts.script_objects import script_objects_kept
 from nanstop.replay.borrowed import Borrowed
-from nanstop.replay.conditions import unspoken
+from nanstop.replay.conditions import frames_ended, unspoken
 
 
 @contextmanager
@@ -41,5 +41,6 @@ def run_again(
         script_objects_kept(roots),
         state_diff.kept(map(vars, modules), but=("_buffers", "training")),
         nullcontext() if compiled else Borrowed((*buffers, *own), leaves),
+        frames_ended(),
     ):
         yield

@@ -79,11 +79,14 @@ class Bench:
             raise SpentError
 
     def run_anew(self, atoms: Atoms) -> Trial:
-        """Run the failing micro-batch once more, whatever is known of these atoms."""
+        """Run the failing micro-batch once more, whatever is known of these atoms; and again where
+        memory was too short: what is left of it lies in fewer pieces then.
+        """
         self._require_budget()
         self.num_anew += 1
         run = self.anew or (lambda given: self.run_trial(given, None))
-        return self._attempt(atoms, None, lambda: run(atoms))
+        first = self._attempt(atoms, None, lambda: run(atoms))
+        return first if first.outcome != "oom" else self._attempt(atoms, None, lambda: run(atoms))
 
     def run_on(self, atoms: Atoms, lasts: RunOn) -> Trial:
         """Return the updates that follow under a cure, as one trial."""

@@ -55,7 +55,7 @@ def prove_step(
         return ended
 
     proof = prove(
-        trials.trial(()),
+        _baseline(trials),
         candidates,
         trial,
         reference=trials.reference(),
@@ -74,6 +74,15 @@ def prove_step(
         with suppress(ShortOfMemoryError):
             typed = trials.typed(codes(proof))
     return replace(proof, scope=trials.scope, typed=typed)
+
+
+def _baseline(trials: Trials) -> Trial:
+    """Return the step as it is, run once more where memory was too short: what is left of it lies
+    in fewer pieces then.
+    """
+    with suppress(ShortOfMemoryError):
+        return _freed(lambda: trials.trial(()))
+    return trials.trial(())
 
 
 def _freed(run: Callable[[], Trial]) -> Trial:

@@ -41,6 +41,8 @@ class _Cure:
     passed: int
     runs: int
     complete: bool
+    short: bool = False
+    """Whether one of the runs that confirm it ended for want of memory, which says nothing."""
     following: Trial | None = None
     """The updates that follow under it, of a cure that is the best but for them;
     None, or not run to their end, where the host's cannot be.
@@ -62,7 +64,8 @@ class _Cure:
     def holds(self) -> bool:
         """Whether every condition of a proof was met."""
         lasts = self.following is None or self.following.outcome != "other_failure"
-        return self.complete and self.grade == AGREES and self.passed == self.runs and lasts
+        whole = self.complete and not self.short
+        return whole and self.grade == AGREES and self.passed == self.runs and lasts
 
     @property
     def verdict(self) -> Verdict:
@@ -171,6 +174,7 @@ def _cure(
         passed=1 + sum(bench.holds(run) for run in confirmed),
         runs=1 + len(confirmed),
         complete=complete,
+        short=any(run.outcome == "oom" for run in (*ablations, *confirmed)),
     )
 
 
@@ -192,7 +196,10 @@ def _alternated(bench: Bench, cure: _Cure) -> _Cure:
     again: list[Trial] = []
     try:
         for turn in range(2 * ALTERNATIONS):
-            again.append(bench.run_anew(cure.atoms if turn % 2 else ()))
+            turned = bench.run_anew(cure.atoms if turn % 2 else ())
+            if turned.outcome == "oom":
+                return replace(cure, again=tuple(again), short=True)
+            again.append(turned)
             if (bench.grade(again[-1]) > FAILED) != (turn % 2 == 1):
                 break
     except SpentError:
@@ -332,6 +339,8 @@ def _without_a_cure(bench: Bench) -> str:
 
 
 def _open_question(bench: Bench, cure: _Cure) -> str:
+    if cure.short:
+        return "memory was short for runs that confirm it: run this step again where there is more"
     if not cure.complete:
         return "the budget ended before the cure was confirmed: allow more trials or seconds"
     if cure.following is not None and cure.following.outcome == "other_failure":

@@ -16,10 +16,13 @@ from contextlib import (
     nullcontext,
     redirect_stderr,
     redirect_stdout,
+    suppress,
 )
+from traceback import clear_frames, walk_tb
 from typing import Any, TextIO, cast
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch._C import _len_torch_dispatch_stack
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch
@@ -103,6 +106,37 @@ def unspoken() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
+
+
+@contextmanager
+def frames_ended() -> Iterator[None]:
+    """End the frames of what raises inside with the exception, and what they had begun: see
+    ``end_checkpoints``. Nobody looks into a run that is made again; an exception that is being
+    handled outside is the script's, which may.
+    """
+    outside = sys.exc_info()[1]
+    try:
+        yield
+    except BaseException as error:
+        for one in (error, error.__cause__, error.__context__):
+            if one is not None and one is not outside:
+                clear_frames(one.__traceback__)
+        raise
+
+
+def end_checkpoints(error: BaseException) -> None:
+    """End the checkpointed functions that an exception came through.
+
+    Until torch 2.12 such a function leaves its checkpoint's hooks on saved tensors on until a
+    generator is collected that the traceback keeps, on whichever thread that is: meanwhile, or for
+    good, all that runs is saved and computed as a part of it (``torch.utils.checkpoint.checkpoint``
+    without reentrance, https://github.com/pytorch/pytorch/blob/v2.11.0/torch/utils/checkpoint.py).
+    """
+    file = torch.utils.checkpoint.__file__
+    for frame, _ in walk_tb(error.__traceback__):
+        if frame.f_code.co_filename == file:
+            with suppress(RuntimeError):  # it is still running
+                frame.clear()
 
 
 class _Muted:

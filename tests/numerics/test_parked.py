@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nanstop.numerics import host_memory, parked, room
-from nanstop.numerics.parked import Away, ParkedTensors, Parking, is_tight
+from nanstop.numerics.parked import Away, ParkedTensors, Parking, copied_to_host, is_tight
 
 
 def gradients(*modules):
@@ -17,7 +17,7 @@ def gradients(*modules):
     return leaves
 
 
-@pytest.mark.parametrize(
+FORMS = pytest.mark.parametrize(
     "tensor",
     [
         torch.randn(100, 7).t(),
@@ -29,6 +29,20 @@ def gradients(*modules):
         torch.tensor([float("nan"), float("inf"), -0.0]).half(),
     ],
 )
+
+
+@FORMS
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_copy_in_host_memory(tensor, device):
+    given = tensor.to(device)
+    copy = copied_to_host(given)
+    assert (copy.device.type, copy.dtype, copy.shape) == ("cpu", tensor.dtype, tensor.shape)
+    assert copy.stride() == given.to("cpu", copy=True).stride()
+    assert copy.nan_to_num(7.0).equal(tensor.nan_to_num(7.0))
+    assert device == "cuda" or copy.data_ptr() != given.data_ptr() or not given.numel()
+
+
+@FORMS
 def test_what_was_parked_comes_back(tensor):
     values = Parking().put(tensor).values()
     assert torch.equal(values.nan_to_num(7.0), tensor.nan_to_num(7.0))

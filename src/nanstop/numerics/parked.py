@@ -19,11 +19,23 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from nanstop.frozen import frozen
 from nanstop.numerics import host_memory, room
-from nanstop.numerics.tensors import by_torch_alone, has_bad
+from nanstop.numerics.tensors import by_torch_alone, has_bad, is_plain
 
 _PIECE = 2**22
 """Elements that are written or read at a time."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def copied_to_host(tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor in host memory, of its format and strides. Synchronises the device.
+
+    All threads touch the new memory first: a copy from a device does so on one of them, page by
+    page (1.4 instead of 6.3 GiB/s beside an H100).
+    """
+    tensor = tensor.detach()
+    if tensor.device.type == "cpu" or not is_plain(tensor):
+        return tensor.to("cpu", copy=True)
+    return torch.empty_like(tensor, device="cpu").zero_().copy_(tensor)
 
 
 class _File:
@@ -54,7 +66,7 @@ class Parking:
         if bits is not None:
             return Parked(form, None, None, 0, bits)
         if tensor.device.type != "cpu" and tensor.nbytes <= host_memory.free_bytes() // 2:
-            return Parked(form, flat.cpu(), None, 0)
+            return Parked(form, copied_to_host(flat), None, 0)
         if self._file is None:
             self._file = _File()
         stream = self._file.stream

@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nanstop.errors import ShortOfMemoryError
+from nanstop.numerics.parked import copied_to_host
 from nanstop.numerics.room import MOST_IN_FLOAT64, place_for
 from nanstop.numerics.tensors import HALF, format_name
 from nanstop.prove.agreement import SAME, agree, loss_gap, nearness
@@ -270,7 +271,7 @@ class ExactRuns:
             return run
         # A run that fails on a device is nearly full:
         # what only waits to be compared waits in host memory.
-        return replace(run, grads={name: grad.cpu() for name, grad in grads.items()})
+        return replace(run, grads={name: copied_to_host(grad) for name, grad in grads.items()})
 
     def _by_parts(self, path: Path, micro: int, batch: Batch | None) -> Attempt | None:
         """Return the exact run with one part of the model in float32 at a time; None where memory

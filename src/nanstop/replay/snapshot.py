@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.frozen import frozen
+from nanstop.numerics.parked import copied_to_host
 from nanstop.numerics.tensors import by_torch_alone, nonfinite
 from nanstop.numerics.trained import Trained, held_by
 from nanstop.replay.untouched import TensorMemory, copy_of, holds, versions_kept, write
@@ -124,7 +125,7 @@ class Snapshot:
                 if old is not None and old.tensor is value and old.fits():
                     old.copy.copy_(value.detach())
                     return old
-                copy = value.detach().to(device, copy=True) if device else value.detach().clone()
+                copy = copied_to_host(value) if device else value.detach().clone()
             return _Kept(value, copy)
 
         self.trainable = trainable

@@ -11,6 +11,7 @@ a row of what was known of it by then.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -49,6 +50,7 @@ def _apart(machine: Machine, given: dict[str, Any]) -> Row:
             "stdout": said,
             "stderr": errors,
             "cwd": Path(__file__).parents[1],
+            "env": os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         }
         try:
             code = subprocess.run(

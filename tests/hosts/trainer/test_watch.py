@@ -161,6 +161,32 @@ class TestExceptions:
         assert session.exceptions == [(1, 1, fault["error"])]
         assert session.finished == 1
 
+    @pytest.mark.parametrize("is_bad", [True, False])
+    def test_what_a_loss_raises_itself_is_one_where_a_bad_number_is_why(self, tmp_path, is_bad):
+        """Nothing is done about it: the script has asked to end."""
+
+        def guard(trainer):
+            original = trainer.compute_loss
+
+            def compute_loss(model, inputs, **rest):
+                loss = original(model, inputs, **rest)
+                if trainer.state.global_step == 2 and is_bad:
+                    loss = loss / 0.0
+                if trainer.state.global_step == 2 and torch.isfinite(loss) != is_bad:
+                    raise ValueError("the loss is not as it should be")
+                return loss
+
+            trainer.compute_loss = compute_loss
+
+        session = cases.ScriptedSession("redo")
+        trainer = cases.build("trainer", tmp_path)
+        guard(trainer)
+        with pytest.raises(ValueError, match="as it should be"):
+            cases.run(trainer, session=session)
+        assert len(session.failures) == is_bad
+        assert len(session.exceptions) == (not is_bad)
+        assert session.finished == 1
+
     def test_generation_is_watched(self, tmp_path):
         session = cases.ScriptedSession("redo")
         trainer = cases.build("grpo", tmp_path)

@@ -82,6 +82,8 @@ class WatchedLoop:
         self._marked: list[Any] = []
         self._shared = SharedModels("watch")
         self._rng_notes = RngNotes()
+        self._other_errors: set[type[Exception]] = set()
+        """Classes of what the script has raised for another reason than a bad number."""
 
     @property
     def session(self) -> Any:
@@ -117,7 +119,7 @@ class WatchedLoop:
             try:
                 micro.loss = self.backward(loss_fn(batch))
             except Exception as error:
-                if is_numeric(error):
+                if is_numeric(error) or self._is_own_answer(error):
                     self._open()
                     self.controller.raised(self._step(), error)
                 self._micros.remove(micro)
@@ -128,6 +130,20 @@ class WatchedLoop:
                 self._shared.compare((self.view.root,), self.controller.step_id(), self.session)
         self._marked = self._marks.of_gradients((self.view.root,))
         return micro.loss
+
+    def _is_own_answer(self, error: Exception) -> bool:
+        """Return whether the script itself raises, because of a bad number. Of exceptions of one
+        class, by which it may leave out batches all the time, the first is looked into.
+        """
+        from nanstop.localize.own_answer import answers_a_bad_number  # no use to a healthy run
+
+        if isinstance(error, NanstopError) or type(error) in self._other_errors:
+            return False
+        self._open()
+        found = answers_a_bad_number(self._step(), error)
+        if not found:
+            self._other_errors.add(type(error))
+        return found
 
     def backward(self, loss: Any) -> Tensor:
         """Divide, scale and backward a loss; return it detached, as it was."""

@@ -84,23 +84,29 @@ class Refusals:
         state.on_error = self.in_loss
 
     def raised(self, error: Exception, *, if_seen: bool = False) -> bool:
-        """Report an exception of the script that says that a number was bad, or ``if_seen`` one of
-        any assertion, but only if a bad one was computed in what has been recorded (of an
-        assertion, in what led to the last of it). Return whether it was reported.
+        """Report an exception of the script that says that a number was bad; or ``if_seen`` any,
+        but only if a bad one was computed in what has been recorded (of an assertion, in what led
+        to the last of it), or if a model raises it because of one. Return whether it was reported.
         """
         micro = self._state.micro
-        is_asserted = if_seen and isinstance(error, AssertionError)
-        if micro is None or not self._state.idle or not (is_asserted or is_numeric(error)):
+        if micro is None or not self._state.idle or not (if_seen or is_numeric(error)):
             return False
         self._state.drop()
         with self._looking("the exception was not investigated"):
-            if if_seen and not micro.comes_to_bad(of_last=is_asserted):
+            if if_seen and not (_comes_to_bad(micro, error) or self._is_own_answer(micro, error)):
                 return False
             self._state.met_failure = True
             self._state.keep(micro)
             self._controller.raised(self._steps.step(self._state.window, None, ()), error)
         self._state.window.closed = True
         return True
+
+    def _is_own_answer(self, micro: TapedMicro, error: Exception) -> bool:
+        """Return whether a model of the script raises, because of a bad number."""
+        from nanstop.localize.own_answer import answers_a_bad_number  # no use to a healthy run
+
+        window = replace(self._state.window, micros=[*self._state.window.micros, micro])
+        return answers_a_bad_number(self._steps.step(window, None, ()), error)
 
     def in_loss(self, error: Exception) -> None:
         """Keep what an operation of the loss has raised until the script has come back from it."""
@@ -180,3 +186,8 @@ class Refusals:
                 return False
             self._controller.raised(step, error, phase)
         return True
+
+
+def _comes_to_bad(micro: TapedMicro, error: Exception) -> bool:
+    is_asserted = isinstance(error, AssertionError)
+    return (is_asserted or is_numeric(error)) and micro.comes_to_bad(of_last=is_asserted)

@@ -22,8 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.decide.decision import STOPPED, Decision
-from nanstop.detect.numeric_errors import is_numeric, phase_of
-from nanstop.detect.signals import alarm_of_exception
 from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts import compat
 from nanstop.hosts.data_rows import TrainerRows
@@ -252,9 +250,7 @@ class TrainerWatch:
         try:
             self.host.record(micro)
         except Exception as error:
-            if not is_numeric(error):
-                self._refused(window, error)
-            if not is_numeric(error) or not self._raised(window, error):
+            if not self.windows.raised(window, error):
                 self._window = None
                 raise
         assert micro.loss is not None
@@ -343,34 +339,6 @@ class TrainerWatch:
     def _note_objective(self, name: str, value: Any) -> None:
         if self.session is not None:
             self.session.series.add(name, self.trainer.state.global_step, value)
-
-    def _refused(self, window: TrainerWindow, error: Exception) -> None:
-        """Have the set-up looked at anew where a micro-batch raised what is no failure of
-        numbers.
-        """
-        try:
-            at = self.step_id(step=window.index, micro=len(window.micros) - 1)
-            if self.session is not None:
-                self.session.raised(at, error)
-        except Exception as own:  # nanstop is never the reason a run dies
-            _log.warning("the set-up was not read (%s: %s)", type(own).__name__, own)
-
-    def _raised(self, window: TrainerWindow, error: Exception) -> bool:
-        """Return whether a micro-batch that raised was redone, or given up with its window's
-        update.
-        """
-        micro, ends = window.micros[-1], self.windows.ends
-        at = self.step_id(step=window.index, micro=len(window.micros) - 1)
-        phase = "generate" if micro.batch is None else phase_of(error)
-        alarm = alarm_of_exception(self.view, at, error, phase)
-        if micro.batch is None:
-            ends.ask(None, alarm)
-            return False
-        if not ends.carry(self.windows.step(window), alarm, window.ending):
-            return False
-        if not window.ending.apply:
-            micro.loss = self.host.leave_out(micro)
-        return True
 
     def _step_done(self) -> None:
         """Tell the session that the previous step is over, with what the host has logged since."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nanstop.decide.policy import RAISED
+from nanstop.detect.numeric_errors import is_numeric, phase_of
 from nanstop.detect.sentinel import Reading, read_window, total_norm
-from nanstop.detect.signals import Alarm, alarm, alarm_of_reading
+from nanstop.detect.signals import Alarm, alarm, alarm_of_exception, alarm_of_reading
 from nanstop.hosts import compat
 from nanstop.hosts.tape.pieces import accumulation_in
 from nanstop.hosts.tape.taped_step import TapedStep
@@ -16,12 +20,13 @@ from nanstop.hosts.trainer.step import HfStep, TrainerWindow, clear_gradients
 from nanstop.hosts.trainer.watched import WatchedTrainer
 from nanstop.hosts.window_end import WindowEnds
 from nanstop.numerics.trained import held_by
-from nanstop.records import RunFacts, Signal
+from nanstop.records import RunFacts, Signal, StepId
 from nanstop.replay.step import parameters_of
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
 
+_log = logging.getLogger("nanstop")
 PATIENCE = 4
 """Overflows in a row that a loss scale is allowed before they are an incident:
 it falls 16-fold meanwhile.
@@ -73,6 +78,43 @@ class TrainerWindows:
         if can_redo:
             window.trim()
         return torch.zeros((), device=self._watch.trainer.args.device) if norm is None else norm
+
+    def raised(self, window: TrainerWindow, error: Exception) -> bool:
+        """Return whether a micro-batch that raised was redone, or given up with its window's
+        update. What the script raises itself, because of a number, goes on to it.
+        """
+        watch, micro = self._watch, window.micros[-1]
+        at = watch.step_id(step=window.index, micro=len(window.micros) - 1)
+        phase = "generate" if micro.batch is None else phase_of(error)
+        if not is_numeric(error):
+            # A healthy run has no use for it.
+            from nanstop.localize.own_answer import answers_a_bad_number
+
+            if micro.batch is not None and answers_a_bad_number(self.step(window), error):
+                found = alarm_of_exception(watch.view, at, error, phase)
+                self.ends.ask(self.step(window), replace(found, no_redo=RAISED, is_past=True))
+            else:
+                self._set_up_again(at, error)
+            return False
+        found = alarm_of_exception(watch.view, at, error, phase)
+        if micro.batch is None:
+            self.ends.ask(None, found)
+            return False
+        if not self.ends.carry(self.step(window), found, window.ending):
+            return False
+        if not window.ending.apply:
+            micro.loss = watch.host.leave_out(micro)
+        return True
+
+    def _set_up_again(self, at: StepId, error: Exception) -> None:
+        """Have the set-up looked at anew where a micro-batch raised what is no failure of
+        numbers.
+        """
+        try:
+            if self.session is not None:
+                self.session.raised(at, error)
+        except Exception as own:  # nanstop is never the reason a run dies
+            _log.warning("the set-up was not read (%s: %s)", type(own).__name__, own)
 
     def _note_accumulation(self, step: HfStep) -> None:
         """Learn once how the losses of a window are made one, where the script makes them."""

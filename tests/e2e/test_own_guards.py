@@ -1,0 +1,149 @@
+"""What a script raises itself: because of a bad number, or for another reason."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nanstop
+from nanstop.decide.policy import Policy
+from nanstop.hosts.script import autowatch
+from nanstop.session.factory import opener
+from nanstop.store.incidents import Store
+
+FAILING = 2
+
+
+def isnan(h: Tensor) -> None:
+    if torch.isnan(h).any() or torch.isinf(h).any():
+        raise RuntimeError("stop")
+
+
+def asserted(h: Tensor) -> None:
+    assert h.isfinite().all()
+
+
+def read(h: Tensor) -> None:
+    if not math.isfinite(h.sum().item()):
+        raise KeyError(0)
+
+
+def unequal(h: Tensor) -> None:
+    if bool((0.0 * h != 0.0).float().mean() > 0):
+        raise ValueError
+
+
+def counted(h: Tensor) -> None:
+    if (~h.isfinite()).sum() > 0:
+        raise OverflowError("of the script's own")
+
+
+GUARDS = (isnan, asserted, read, unequal, counted)
+
+
+def missing(h: Tensor) -> None:
+    """Raise for another reason, next to a bad number that is read and left out."""
+    torch.where(h > 0, h.log(), 0.0).sum().item()
+    (h - h.max()).log().isfinite().all().item()
+    raise KeyError("missing")
+
+
+def best(h: Tensor) -> None:
+    if h.square().mean() < torch.tensor(math.inf):
+        raise RuntimeError("the best so far")
+
+
+def near(h: Tensor) -> None:
+    away = torch.cdist(h, h).fill_diagonal_(math.inf)
+    if (away < 1e6).any():
+        raise RuntimeError("two of them are near")
+
+
+def masked(h: Tensor) -> None:
+    scores = h.masked_fill(h < 0, -math.inf)
+    if (scores == -math.inf).sum() > 1000:
+        return
+    raise StopIteration
+
+
+OTHERS = (missing, best, near, masked)
+
+
+class Net(nn.Module):
+    """``guard`` is called where the logarithm of 0 has been taken, or that of another number."""
+
+    def __init__(self, guard) -> None:
+        super().__init__()
+        self.first, self.last, self.guard = nn.Linear(4, 8), nn.Linear(8, 4), guard
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.last(self.first(x).tanh()) * x.log()
+        if x[0, 0] == 2.0:
+            self.guard(h)
+        return h.square().mean()
+
+
+def batch(number: int, *, is_bad: bool) -> Tensor:
+    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(number)) + 0.5
+    if number == FAILING:
+        x[0, 0] = 2.0
+        x[1, 2] = 0.0 if is_bad else 1.5
+    return x
+
+
+def in_a_watched_loop(guard, folder: Path, _monkeypatch, *, is_bad: bool) -> tuple:
+    torch.manual_seed(0)
+    net = Net(guard)
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+    with nanstop.watch(net, optimizer, out=folder) as watch:
+        for number in range(FAILING + 1):
+            try:
+                watch.step(lambda given: net(given["x"]), {"x": batch(number, is_bad=is_bad)})
+            except Exception:
+                assert number == FAILING
+                break
+            watch.update()
+    return watch.incidents
+
+
+def in_a_script(guard, folder: Path, monkeypatch, *, is_bad: bool) -> tuple:
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    store = Store(folder)
+    store.reset()
+    autowatch.install(opener(Policy(), store, lambda _: None))
+    try:
+        torch.manual_seed(0)
+        net = Net(guard)
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+        for number in range(FAILING + 1):
+            optimizer.zero_grad()
+            net(batch(number, is_bad=is_bad)).backward()
+            optimizer.step()
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)  # the script ends
+    finally:
+        autowatch.unwatch()
+    return tuple(store.reports.values())
+
+
+RUNS = pytest.mark.parametrize("run", [in_a_watched_loop, in_a_script])
+
+
+@RUNS
+@pytest.mark.parametrize("guard", GUARDS)
+def test_a_guard_against_bad_numbers(run, guard, tmp_path, monkeypatch):
+    (report,) = run(guard, tmp_path, monkeypatch, is_bad=True)
+    assert report.diagnoses[0].code == "NS207"
+    assert report.localization.first_bad.op == "aten.log.default"
+    assert report.replay.fidelity in ("bitwise", "same_failure")
+
+
+@RUNS
+@pytest.mark.parametrize("guard", OTHERS)
+def test_what_is_raised_for_another_reason(run, guard, tmp_path, monkeypatch):
+    assert run(guard, tmp_path, monkeypatch, is_bad=False) == ()

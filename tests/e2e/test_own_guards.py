@@ -147,3 +147,26 @@ def test_a_guard_against_bad_numbers(run, guard, tmp_path, monkeypatch):
 @pytest.mark.parametrize("guard", OTHERS)
 def test_what_is_raised_for_another_reason(run, guard, tmp_path, monkeypatch):
     assert run(guard, tmp_path, monkeypatch, is_bad=False) == ()
+
+
+def test_a_batch_that_a_script_leaves_out_itself_has_a_cure(tmp_path):
+    """It is looked into at the next call of the model, as any other."""
+    store = Store(tmp_path)
+    store.reset()
+    autowatch.install(opener(Policy(), store, lambda _: None))
+    try:
+        torch.manual_seed(0)
+        net = Net(lambda _: None)
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+        for number in range(FAILING + 2):
+            loss = net(batch(number, is_bad=False)) + batch(number, is_bad=True).log().sum()
+            if not torch.isfinite(loss):
+                continue
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    finally:
+        autowatch.unwatch()
+    (report,) = store.reports.values()
+    assert (report.diagnoses[0].code, report.proof.verdict) == ("NS207", "proven")
+    assert [atom.remedy for atom in report.proof.minimal] == ["form"]

@@ -162,12 +162,14 @@ class Calls:
             with by_torch_alone():
                 if not has_parameters(module):
                     return None
-                if device_of(module) != "meta":
-                    self._judge.look_for_given_up()
+                is_there = device_of(module) != "meta"
+            if is_there:
+                self._judge.look_for_given_up()  # runs the script's code again, as it was run
+                with by_torch_alone():
                     self._judge.controller.look_at_hooks(module)
                     return self._state.begin(module)
-                self._state.not_watching("a model on `meta` has no values")
-                return None
+            self._state.not_watching("a model on `meta` has no values")
+            return None
         except TrainingStopped:
             raise
         except Exception as error:  # nanstop is never the reason a run dies

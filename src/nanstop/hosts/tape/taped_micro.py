@@ -26,6 +26,7 @@ from nanstop.hosts.tape.tensors import SavedHooks, total
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.followed import Line
 from nanstop.numerics.nested import leaves, named_inputs
+from nanstop.numerics.tensors import by_torch_alone
 from nanstop.own_code import is_of_library
 from nanstop.pure_code import leaves_nothing
 from nanstop.replay.rng import RngState
@@ -153,8 +154,9 @@ class TapedMicro:
         if self.loss is not None or self.tape.looked_at is None:
             return False
         slot, seen = self.tape.looked_at
-        if slot is None or bool(seen.isfinite()):
-            return False
+        with by_torch_alone():  # it is no call of the script
+            if slot is None or bool(seen.isfinite()):
+                return False
         self.loss = seen
         self.tape.losses.append(slot.index)
         return True

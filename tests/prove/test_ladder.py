@@ -4,6 +4,7 @@ no word on the step.
 
 import weakref
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from nanstop.prove.ladder import Ladder, Rung, region_of
 from nanstop.prove.prove import prove_step
 from nanstop.prove.trials import Trials
 from nanstop.records import Atom
+from nanstop.remedies.apply import applied
 from nanstop.replay import step as replay_step
 from nanstop.replay.rerun import attempt, rerun
 from nanstop.replay.rewind import Rewind
@@ -191,16 +193,24 @@ def test_a_run_that_memory_was_too_short_for_is_no_failure(monkeypatch):
             run()
 
 
-def test_a_trial_that_has_no_room_is_not_begun(monkeypatch):
+@pytest.mark.parametrize("is_wider", [True, False])
+def test_a_wider_trial_that_has_no_room_is_not_begun(monkeypatch, is_wider):
+    """As it is, and no wider, the micro-batch has had the room."""
     from dataclasses import replace
 
     given = replace(failing(), takes=10_000)
     monkeypatch.setattr(room, "left_on", lambda _: 1_000)
     ran = []
-    monkeypatch.setattr(given.step, "_loss_fn", lambda *_: ran.append(1))
-    with pytest.raises(ShortOfMemoryError, match="memory is short"):
-        given.attempt(under=lambda: torch.enable_grad())
-    assert not ran
+    original = given.step._loss_fn
+    monkeypatch.setattr(given.step, "_loss_fn", lambda *a: ran.append(1) or original(*a))
+    place = Atom(remedy="island", target="blocks.1.squared", value="float32->input")
+    under = partial(applied, given.step.view, (place,) if is_wider else ())
+    if is_wider:
+        with pytest.raises(ShortOfMemoryError, match="memory is short"):
+            given.attempt(under=under)
+    else:
+        assert given.attempt(under=under).failed
+    assert bool(ran) == (not is_wider)
 
 
 def test_no_gradients_wait_beside_a_run_by_parts(monkeypatch):

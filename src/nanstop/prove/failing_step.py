@@ -188,9 +188,9 @@ class FailingStep:
         """
         way_back, gradients = self.rewind if self.pending else None, self._gradient_bytes()
         with way_back.rewound() if way_back is not None else nullcontext(), under():
-            if self.takes and under is not nullcontext:  # as it is, it has had the room
-                now = self._gradient_bytes()
-                kept = max(0, self.takes - gradients) * max(1.0, now / max(gradients, 1))
+            now = self._gradient_bytes() if self.takes else gradients
+            if now > gradients:  # what is no wider has had the room
+                kept = max(0, self.takes - gradients) * now / max(gradients, 1)
                 require(self.step.view.device_type, int(now + kept) + _WORKSPACE)
             for earlier in self.before if self.makes_updates else ():
                 apply_update(earlier)

@@ -181,7 +181,7 @@ class Trials:
         mine = atoms_for(self._failing, atoms, micro) if micro in self._failing.micros else atoms
         if micro in dropped_micros(mine):
             return self._without_micro(atoms, micro)
-        under = partial(applied, self._view, atoms) if atoms else nullcontext
+        under = partial(applied, self._view, atoms)
         own = self._failing.step.batches[micro]
         batch = rebatch(own, mine, micro=micro)
         if batch is own and not anew:

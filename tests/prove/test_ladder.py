@@ -4,7 +4,6 @@ no word on the step.
 
 import weakref
 from contextlib import nullcontext
-from functools import partial
 
 import pytest
 import torch
@@ -22,8 +21,8 @@ from nanstop.prove.ladder import Ladder, Rung, region_of
 from nanstop.prove.prove import prove_step
 from nanstop.prove.trials import Trials
 from nanstop.records import Atom
-from nanstop.remedies.apply import applied
 from nanstop.replay import step as replay_step
+from nanstop.replay.held import swapped
 from nanstop.replay.rerun import attempt, rerun
 from nanstop.replay.rewind import Rewind
 from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable
@@ -193,24 +192,24 @@ def test_a_run_that_memory_was_too_short_for_is_no_failure(monkeypatch):
             run()
 
 
-@pytest.mark.parametrize("is_wider", [True, False])
-def test_a_wider_trial_that_has_no_room_is_not_begun(monkeypatch, is_wider):
-    """As it is, and no wider, the micro-batch has had the room."""
+@pytest.mark.parametrize(
+    ("is_wider", "left", "is_begun"),
+    [(True, 5_000, False), (True, 50_000, True), (False, 5_000, True), (False, -1, False)],
+)
+def test_a_trial_that_has_no_room_is_not_begun(monkeypatch, is_wider, left, is_begun):
+    """What is no wider than the step, which took 10,000 bytes, has had its room; what kernels want
+    for themselves is kept free.
+    """
     from dataclasses import replace
 
     given = replace(failing(), takes=10_000)
-    monkeypatch.setattr(room, "left_on", lambda _: 1_000)
-    ran = []
-    original = given.step._loss_fn
+    monkeypatch.setattr(room, "left_on", lambda _: 2**24 + left)
+    ran, original = [], given.step._loss_fn
     monkeypatch.setattr(given.step, "_loss_fn", lambda *a: ran.append(1) or original(*a))
-    place = Atom(remedy="island", target="blocks.1.squared", value="float32->input")
-    under = partial(applied, given.step.view, (place,) if is_wider else ())
-    if is_wider:
-        with pytest.raises(ShortOfMemoryError, match="memory is short"):
-            given.attempt(under=under)
-    else:
-        assert given.attempt(under=under).failed
-    assert bool(ran) == (not is_wider)
+    weights = list(given.step.view.root.parameters()) if is_wider else []
+    with nullcontext() if is_begun else pytest.raises(ShortOfMemoryError, match="is short"):
+        given.attempt(under=lambda: swapped(weights, torch.float32))
+    assert bool(ran) == is_begun
 
 
 def test_no_gradients_wait_beside_a_run_by_parts(monkeypatch):

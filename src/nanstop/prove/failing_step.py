@@ -188,10 +188,12 @@ class FailingStep:
         """
         way_back, gradients = self.rewind if self.pending else None, self._gradient_bytes()
         with way_back.rewound() if way_back is not None else nullcontext(), under():
-            now = self._gradient_bytes() if self.takes else gradients
-            if now > gradients:  # what is no wider has had the room
+            if self.takes:
+                now = self._gradient_bytes()
                 kept = max(0, self.takes - gradients) * now / max(gradients, 1)
-                require(self.step.view.device_type, int(now + kept) + _WORKSPACE)
+                # What is no wider has had the room of the step itself.
+                wider = int(now + kept) if now > gradients else 0
+                require(self.step.view.device_type, wider + _WORKSPACE)
             for earlier in self.before if self.makes_updates else ():
                 apply_update(earlier)
             yield

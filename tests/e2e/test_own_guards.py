@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import nanstop
 from nanstop.decide.policy import Policy
 from nanstop.hosts.script import autowatch
+from nanstop.report.text.blocks import incident_blocks
 from nanstop.session.factory import opener
 from nanstop.store.incidents import Store
 
@@ -147,6 +148,43 @@ def test_a_guard_against_bad_numbers(run, guard, tmp_path, monkeypatch):
 @pytest.mark.parametrize("guard", OTHERS)
 def test_what_is_raised_for_another_reason(run, guard, tmp_path, monkeypatch):
     assert run(guard, tmp_path, monkeypatch, is_bad=False) == ()
+
+
+class Probability(nn.Module):
+    """The logarithm of a probability, which float32 rounds to 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss = self.first(x).sigmoid().log().mean()
+        isnan(loss)
+        return -loss
+
+
+def test_a_cure_for_what_comes_does_not_say_that_the_step_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    store = Store(tmp_path)
+    store.reset()
+    autowatch.install(opener(Policy(on_failure="repair"), store, lambda _: None))
+    try:
+        torch.manual_seed(0)
+        net = Probability()
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+        for number in range(FAILING + 1):
+            optimizer.zero_grad()
+            scale = -1e4 * net.first.weight.detach().sign() if number == FAILING else 1.0
+            net(batch(number, is_bad=False) * scale).backward()
+            optimizer.step()
+    except RuntimeError as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        autowatch.unwatch()
+    (report,) = store.reports.values()
+    (done,) = [block.cells[0] for block in incident_blocks(report) if block.kind == "done"]
+    assert report.audit[-1].action.kind == "adopt"
+    assert done.startswith("nothing was changed: the exception goes on to the script; from now on")
 
 
 def test_a_batch_that_a_script_leaves_out_itself_has_a_cure(tmp_path):

@@ -231,10 +231,12 @@ def _done(report: Report) -> tuple[Block, ...]:
     done = report.audit[-1]
     reason = f": {done.action.reason}" if done.action.reason else ""
     outcome = f"; {done.outcome}" if done.outcome.startswith("failed") else ""
-    said = f"{_SAID.get(done.action.kind, 'the run goes on')}{reason}{outcome}"
-    blocks = [Block("done", "  = ", (said,))]
+    is_raised = any(signal.source == "exception" for signal in report.incident.signals)
+    to_come = is_raised and done.action.kind == "adopt"  # the script has its exception by now
+    said = _SAID["observe"] if to_come else _SAID.get(done.action.kind, "the run goes on")
+    blocks = [Block("done", "  = ", (f"{said}{reason}{outcome}",))]
     found, facts = report.localization, report.incident.facts
-    is_redone = done.action.kind in ("redo", "adopt", "quarantine")
+    is_redone = done.action.kind in ("redo", "adopt", "quarantine") and not to_come
     if is_redone and facts.host == "loop" and found is not None and "loss" in found.reaches:
         # The script has that tensor by now, and prints it behind this message.
         text = "the loss that the script prints for this step is still that of the failed run"

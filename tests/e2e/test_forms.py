@@ -121,6 +121,26 @@ def test_forms_of_two_lines_are_found_one_after_the_other():
     assert len({atom.target for atom in atoms}) == 2
 
 
+def of_cancelled_squares(v, b):
+    x = v + b["s"] - 1
+    variance = (x * x).mean(-1, keepdim=True) - x.mean(-1, keepdim=True) ** 2
+    normed = (x - x.mean(-1, keepdim=True)) / torch.sqrt(variance + 1e-5)
+    return (v.sum(-1) * (normed.square().sum(-1) - WIDTH + 1)).mean()
+
+
+def far_off(given):
+    given["s"][1] = 43210.0
+
+
+def test_a_guard_does_not_take_the_place_of_digits_that_rounding_took():
+    """In float64 the row has a deviation; a guard gives it another one, and other gradients."""
+    watch, _ = investigated(of_cancelled_squares, far_off)
+    (incident,) = watch.incidents
+    assert incident.proof.reference.dtype == "float64"
+    assert incident.proof.verdict != "proven"
+    assert "computed in float64, with all before it, it is finite" in render(incident)
+
+
 def of_a_mixture(v, b):
     z = v / b["z"]
     log = -0.5 * z * z - b["z"].abs().log()

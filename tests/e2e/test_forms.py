@@ -375,6 +375,60 @@ def test_a_saved_model_needs_what_its_own_forward_needs(loss, needs, capsys):
     assert ("saved of the model" in capsys.readouterr().err) == needs
 
 
+class WithoutEps(torch.optim.Optimizer):
+    """RMSprop as one writes it by hand, and the same with its squares' root taken of too little."""
+
+    def __init__(self, params, lr=1e-3, centred=False):
+        super().__init__(params, {"lr": lr, "centred": centred})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["v"] = torch.zeros_like(p)
+                state["v"].mul_(0.9).addcmul_(p.grad, p.grad, value=0.1)
+                if group["centred"]:
+                    denom = (state["v"] - 0.1 * (1 + 1e-6) * p.grad**2).sqrt() + 1e-12
+                    p -= group["lr"] * p.grad / denom
+                else:
+                    p -= group["lr"] * p.grad / state["v"].sqrt()
+
+
+def updated_by_hand(*, centred):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(8, WIDTH), nn.Linear(WIDTH, 1))
+    optimizer = WithoutEps(net.parameters(), centred=centred)
+    policy = nanstop.Policy(allow=("form",), on_stop="end")
+    with nanstop.watch(net, optimizer, policy=policy) as watch:
+        for step in range(4):
+            ids = torch.arange(4) + step
+            watch.step(lambda now: (net(now) - 1).square().mean(), ids)
+            watch.update()
+    return watch, net
+
+
+def test_a_line_of_an_own_optimizer_has_a_form(capsys):
+    watch, net = updated_by_hand(centred=False)
+    (incident,) = watch.incidents
+    assert incident.diagnoses[0].code == "NS402"
+    (atom,) = incident.proof.minimal
+    assert (incident.proof.verdict, atom.remedy) == ("proven", "form")
+    said = capsys.readouterr().err
+    assert 'divisor = state["v"].sqrt()' in said
+    assert 'p -= group["lr"] * p.grad / divisor.masked_fill(divisor == 0, 1)' in said
+    assert "saved of the model" not in said
+    assert all(p.isfinite().all() for p in net.parameters())
+
+
+def test_a_form_under_which_an_update_ruins_what_follows_is_not_proven():
+    watch, _ = updated_by_hand(centred=True)
+    incident = watch.incidents[0]
+    assert incident.diagnoses[0].code == "NS402"
+    assert incident.proof.verdict != "proven"
+
+
 LOOP = """
 import sys
 
@@ -578,7 +632,7 @@ def energy(scores):
 
 
 @pytest.mark.slow
-def test_a_line_of_the_loss_that_overflows_in_half_is_computed_in_float32():
+def test_a_line_not_of_the_model_that_overflows_in_half_is_computed_in_float32():
     """The line alone is what a person would change: no module holds it."""
     torch.manual_seed(0)
     net = nn.Linear(WIDTH, WIDTH)

@@ -77,7 +77,10 @@ def an_eps_of_1e_8_is_0_in_float16():
     return bool(adam_of_a_still_weight(eps=1e-8, stored=torch.float16)[0].isnan())
 
 
-@FIXES.plant("NS402", 4)
+FIXES.test("NS402", 4, "e2e/test_forms.py::test_a_line_of_an_own_optimizer_has_a_form")
+
+
+@FIXES.plant("NS402", 5)
 def a_lower_rate_where_the_update_overflows(fixed):
     weight = nn.Parameter(torch.ones(2).half())
     weight.grad = torch.tensor([100.0, 1.0]).half()

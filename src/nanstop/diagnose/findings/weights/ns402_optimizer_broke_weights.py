@@ -33,12 +33,15 @@ weight.data                         # tensor([-inf, nan], dtype=torch.float16)
    Cost: 6 bytes more a trainable parameter.
 3. Where eps was set to 0, give it back its 1e-8, on parameters in float32: what never had a
    gradient is 0 / 1e-8 = 0 then. Cost: none.
-4. Lower the learning rate. Cost: a slower run; right only where the update overflows by its size.
+4. In an optimizer of your own, keep what it divides by from 0, and what it takes a root of from
+   below 0. Cost: none.
+5. Lower the learning rate. Cost: a slower run; right only where the update overflows by its size.
 
 ## Fix safety
-Float32 trainables and states are safe. Another optimizer, an eps in place of 0, another learning
-rate and re-initialised rows change training. A larger eps is not offered: where v is 0 the update
-is lr x m / eps, 100 times the learning rate for a gradient of 1e-3 and an eps of 1e-5 (NS110).
+Float32 trainables and states are safe. Another optimizer, an eps in place of 0, another form of an
+own optimizer's line, another learning rate and re-initialised rows change training. A larger eps is
+not offered: where v is 0 the update is lr x m / eps, 100 times the learning rate for a gradient of
+1e-3 and an eps of 1e-5 (NS110).
 
 ## Not to be confused with
 NS401: already broken, and the update that did it is not known. The log seldom shows this failure:
@@ -58,6 +61,7 @@ import math
 
 from nanstop.diagnose.evidence.candidates import (
     Candidates,
+    forms,
     fp32_trainables,
     initialised,
     updated_in_half,
@@ -111,7 +115,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         cause=cause,
         confidence=confidence,
         lines=_lengths(evidence, broken) if too_long else (_count(broken),),
-        remedies=(*_remedies(facts), *rows),
+        remedies=(*_remedies(facts), *_own_forms(evidence, facts, found), *rows),
         where=broken[0] if broken else "",
         usual_cure=usual,
     ).at(facts.schedule_at if usual else None)
@@ -276,6 +280,15 @@ def _remedies(facts: RunFacts) -> Candidates:
     without = optimizer is not None and optimizer.eps == 0.0 and not wide
     eps: Candidates = ((Atom(remedy="optimizer_eps", value="1e-08"),),) if without else ()
     return (*wide, *state, *eps, (Atom(remedy="lr", value="0.1"),))
+
+
+def _own_forms(evidence: Evidence, facts: RunFacts, found: Localization) -> Candidates:
+    """Return other forms of the line of an optimizer that has no eps to be raised, where what it
+    computes has no value.
+    """
+    event, optimizer = found.first_bad, facts.optimizer
+    own = event is not None and found.origin == "born_here" and _own_arithmetic(event)
+    return forms(evidence) if own and (optimizer is None or optimizer.eps is None) else ()
 
 
 def _zero_rows(facts: RunFacts, broken: tuple[str, ...]) -> Candidates:

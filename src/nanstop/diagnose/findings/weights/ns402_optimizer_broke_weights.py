@@ -111,10 +111,10 @@ def check(evidence: Evidence) -> Diagnosis | None:
     usual = "Make the schedule return a finite rate at every step." if _has_no_rate(facts) else ""
     return Diagnosis(
         code="NS402",
-        title=_title(broken, too_long=too_long),
+        title=_title(broken, evidence, too_long=too_long),
         cause=cause,
         confidence=confidence,
-        lines=_lengths(evidence, broken) if too_long else (_count(broken),),
+        lines=_lengths(evidence, broken) if too_long else _counts(evidence, broken),
         remedies=(*_remedies(facts), *_own_forms(evidence, facts, found), *rows),
         where=broken[0] if broken else "",
         usual_cure=usual,
@@ -171,14 +171,29 @@ def _found_later(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _title(broken: tuple[str, ...], *, too_long: bool) -> str:
+def _title(broken: tuple[str, ...], evidence: Evidence, *, too_long: bool) -> str:
     if too_long:
         return f"the update moves {listed(broken)} far too far"
+    before, step = _put_right(evidence), breaking_update(evidence)
+    if before and step is not None:
+        return f"weights not finite since the update of step {step}: {listed(before)}"
+    broken = before or broken
     return f"the update broke {listed(broken)}" if broken else "the update broke the weights"
 
 
-def _count(broken: tuple[str, ...]) -> str:
-    return f"gradients were finite; {counted(len(broken), 'parameter')} not finite after the update"
+def _counts(evidence: Evidence, broken: tuple[str, ...]) -> tuple[str, ...]:
+    """Return how many weights an update has broken, and how that is known where it was not that
+    update.
+    """
+    num = counted(len(broken), "parameter")
+    if _put_right(evidence):
+        again = f"with them put right, the next one breaks {listed(broken)}"
+        return (f"the update that broke them could not be made again; {again}",)
+    return (f"gradients were finite; {num} not finite after the update",)
+
+
+def _put_right(evidence: Evidence) -> tuple[str, ...]:
+    return evidence.incident.put_right if evidence.incident is not None else ()
 
 
 def _lengths(evidence: Evidence, broken: tuple[str, ...]) -> tuple[str, ...]:

@@ -273,7 +273,8 @@ class FailureOrigin:
             of_another_model=name != value.storage.name,
         )
         details, rows = self._details.get(reader), self._samples.rows
-        return constants.as_constant(found, value, details, rows) or found
+        own = constants.as_constant(found, value, details, rows)
+        return own or constants.with_holder(found, value, details)
 
     def _exception(self) -> Localization:
         refused = dataflow.refused(self.trace)

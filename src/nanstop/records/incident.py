@@ -165,7 +165,8 @@ class Localization:
     filled: OpEvent | None = None
     """The fill by which the program wrote the infinity that the first bad op made NaN of."""
     held_in: str = ""
-    """The variable of the script, or the buffer, that has held that infinity since before the step.
+    """The variable of the script, or the buffer, that has held that infinity since before the step;
+    the one that holds a bad entry of the batch.
     """
     held_at: SourceLine | None = None
     """The line that gave that variable its value, where the source says."""

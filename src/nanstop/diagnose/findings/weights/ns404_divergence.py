@@ -192,8 +192,8 @@ def _after_one(evidence: Evidence) -> Diagnosis | None:
             f"since is below {lone.lowest:.3g}"
         ),
         confidence="likely",
-        usual_cure=(
-            f"Go back to weights from before step {lone.step}, and mend what sets the rate there."
+        lines=(
+            f"go back to weights from before step {lone.step}, and mend what sets the rate there",
         ),
         where=facts.host,
         seen=Sighting(step=lone.step, phase="optimizer"),

@@ -298,12 +298,14 @@ def _remedies(facts: RunFacts) -> Candidates:
 
 
 def _own_forms(evidence: Evidence, facts: RunFacts, found: Localization) -> Candidates:
-    """Return other forms of the line of an optimizer that has no eps to be raised, where what it
-    computes has no value.
+    """Return other forms of the line of an optimizer that computes what has no value, where that is
+    not for an eps that is 0, or is in its format.
     """
     event, optimizer = found.first_bad, facts.optimizer
-    own = event is not None and found.origin == "born_here" and _own_arithmetic(event)
-    return forms(evidence) if own and (optimizer is None or optimizer.eps is None) else ()
+    if event is None or found.origin != "born_here" or not _own_arithmetic(event):
+        return ()
+    by_eps = optimizer is not None and optimizer.eps == 0.0
+    return () if by_eps or _lost_eps(facts, found, event) is not None else forms(evidence)
 
 
 def _zero_rows(facts: RunFacts, broken: tuple[str, ...]) -> Candidates:

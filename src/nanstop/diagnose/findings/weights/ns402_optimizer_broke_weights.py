@@ -177,7 +177,6 @@ def _title(broken: tuple[str, ...], evidence: Evidence, *, too_long: bool) -> st
     before, step = _put_right(evidence), breaking_update(evidence)
     if before and step is not None:
         return f"weights not finite since the update of step {step}: {listed(before)}"
-    broken = before or broken
     return f"the update broke {listed(broken)}" if broken else "the update broke the weights"
 
 

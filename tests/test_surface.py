@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "b22e2f7287009913")
+REPORT_FORM = (1, "1ca76ca1a77273d4")
 
 
 def test_names():

@@ -101,7 +101,7 @@ def test_a_loss_that_is_content_and_numbers_that_are_shown(tmp_path):
         assert "NS114" not in found
 
 
-def test_a_part_that_other_parts_of_the_loss_teach(tmp_path):
+def test_a_part_that_other_parts_not_of_the_model_teach(tmp_path):
     def taught(model, out, x):
         return (out - x).square().mean() + 1e-3 * model.encoder(x).square().mean()
 

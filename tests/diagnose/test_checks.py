@@ -1354,3 +1354,42 @@ def test_no_wider_format_is_said_of_what_float64_has_no_value_for(exact):
     found = check("NS207", evidence(replace(localization(log), in_float64=exact)))
     said = "no wider format has a value for these numbers either"
     assert (said in found.lines) == (exact == "nonfinite")
+
+
+def one_update_at(rate, *, at=20, before=2.0, since=9.0, num=60, usual=1e-3, shared=1):
+    """A run with ``shared`` updates at a rate of their own."""
+    rates = [rate if at <= n < at + shared else usual for n in range(num)]
+    losses = [since if n > at else before for n in range(num)]
+    return Evidence(
+        facts=setup().facts,
+        series=(series("lr", rates), series("loss_raw", losses), series("grad_norm", losses)),
+    )
+
+
+def test_a_loss_that_stays_up_since_one_update():
+    found = check("NS404", one_update_at(5.0))
+    assert (found.code, found.confidence, found.seen.step) == ("NS404", "likely", 20)
+    assert "at a learning rate of 5, those beside it at 0.001 or less" in found.cause
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"rate": 5e-3},  # no rate of its own
+        {"rate": 5.0, "shared": 3},  # of a phase
+        {"rate": 5.0, "at": 3},  # of a beginning
+        {"rate": 5.0, "at": 57},  # what becomes of it is yet to be seen
+        {"rate": 5.0, "since": 3.0},  # not far up
+        {"rate": 5.0, "before": -2.0},  # a loss without a floor
+        {"rate": 1e-3, "since": 900.0},  # another task
+    ],
+)
+def test_other_rates_and_losses_are_no_ruin(other):
+    assert check("NS404", one_update_at(**other)) is None
+
+
+def test_a_loss_that_comes_back_is_no_ruin():
+    ruined = one_update_at(5.0)
+    rates, losses, norms = ruined.series
+    back = replace(losses, values=(*losses.values[:-4], 1.9, 1.8, 1.8, 1.8))
+    assert check("NS404", replace(ruined, series=(rates, back, norms))) is None

@@ -557,7 +557,7 @@ def library(step, x, y, bad):
 @pytest.mark.parametrize(
     "spelled", ["fused", "offloaded", "packed", "exchanged", "windowed", "counted", "library"]
 )
-def test_an_opaque_part_of_the_loss_does_not_end_the_search(tmp_path, spelled):
+def test_an_opaque_part_not_of_the_model_does_not_end_the_search(tmp_path, spelled):
     body = f"def objective(step, x, y):\n    return {spelled}(step, x, y, BAD and step == 2)\n"
     report = told(tmp_path, HEAD + OPAQUE + body + STEPS)
     assert "torch.log(" in line_of(report)

@@ -121,6 +121,26 @@ def test_forms_of_two_lines_are_found_one_after_the_other():
     assert len({atom.target for atom in atoms}) == 2
 
 
+def of_cancelled_squares(v, b):
+    x = v + b["s"] - 1
+    variance = (x * x).mean(-1, keepdim=True) - x.mean(-1, keepdim=True) ** 2
+    normed = (x - x.mean(-1, keepdim=True)) / torch.sqrt(variance + 1e-5)
+    return (v.sum(-1) * (normed.square().sum(-1) - WIDTH + 1)).mean()
+
+
+def far_off(given):
+    given["s"][1] = 43210.0
+
+
+def test_a_guard_does_not_take_the_place_of_digits_that_rounding_took():
+    """In float64 the row has a deviation; a guard gives it another one, and other gradients."""
+    watch, _ = investigated(of_cancelled_squares, far_off)
+    (incident,) = watch.incidents
+    assert incident.proof.reference.dtype == "float64"
+    assert incident.proof.verdict != "proven"
+    assert "computed in float64, with all before it, it is finite" in render(incident)
+
+
 def of_a_mixture(v, b):
     z = v / b["z"]
     log = -0.5 * z * z - b["z"].abs().log()
@@ -355,6 +375,60 @@ def test_a_saved_model_needs_what_its_own_forward_needs(loss, needs, capsys):
     assert ("saved of the model" in capsys.readouterr().err) == needs
 
 
+class WithoutEps(torch.optim.Optimizer):
+    """RMSprop as one writes it by hand, and the same with its squares' root taken of too little."""
+
+    def __init__(self, params, lr=1e-3, centred=False):
+        super().__init__(params, {"lr": lr, "centred": centred})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["v"] = torch.zeros_like(p)
+                state["v"].mul_(0.9).addcmul_(p.grad, p.grad, value=0.1)
+                if group["centred"]:
+                    denom = (state["v"] - 0.1 * (1 + 1e-6) * p.grad**2).sqrt() + 1e-12
+                    p -= group["lr"] * p.grad / denom
+                else:
+                    p -= group["lr"] * p.grad / state["v"].sqrt()
+
+
+def updated_by_hand(*, centred):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(8, WIDTH), nn.Linear(WIDTH, 1))
+    optimizer = WithoutEps(net.parameters(), centred=centred)
+    policy = nanstop.Policy(allow=("form",), on_stop="end")
+    with nanstop.watch(net, optimizer, policy=policy) as watch:
+        for step in range(4):
+            ids = torch.arange(4) + step
+            watch.step(lambda now: (net(now) - 1).square().mean(), ids)
+            watch.update()
+    return watch, net
+
+
+def test_a_line_of_an_own_optimizer_has_a_form(capsys):
+    watch, net = updated_by_hand(centred=False)
+    (incident,) = watch.incidents
+    assert incident.diagnoses[0].code == "NS402"
+    (atom,) = incident.proof.minimal
+    assert (incident.proof.verdict, atom.remedy) == ("proven", "form")
+    said = capsys.readouterr().err
+    assert 'divisor = state["v"].sqrt()' in said
+    assert 'p -= group["lr"] * p.grad / divisor.masked_fill(divisor == 0, 1)' in said
+    assert "saved of the model" not in said
+    assert all(p.isfinite().all() for p in net.parameters())
+
+
+def test_a_form_under_which_an_update_ruins_what_follows_is_not_proven():
+    watch, _ = updated_by_hand(centred=True)
+    incident = watch.incidents[0]
+    assert incident.diagnoses[0].code == "NS402"
+    assert incident.proof.verdict != "proven"
+
+
 LOOP = """
 import sys
 
@@ -558,7 +632,7 @@ def energy(scores):
 
 
 @pytest.mark.slow
-def test_a_line_of_the_loss_that_overflows_in_half_is_computed_in_float32():
+def test_a_line_not_of_the_model_that_overflows_in_half_is_computed_in_float32():
     """The line alone is what a person would change: no module holds it."""
     torch.manual_seed(0)
     net = nn.Linear(WIDTH, WIDTH)

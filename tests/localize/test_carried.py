@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from loop_scripts import investigated
 from nanstop.localize.carried import carried_into
 from nanstop.records import SourceLine
+from nanstop.store.incidents import load_report
 
 NAN = torch.tensor(torch.nan)
 CARRIED = {
@@ -179,3 +181,33 @@ def test_not_carried(tmp_path, name):
 def test_a_line_without_source():
     assert carried_into(None) is None
     assert carried_into(SourceLine(file="<string>", line=1, function="f", text="")) is None
+
+
+EARLIER_POLICY = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+policy = nn.Linear(4, 3)
+optimizer = torch.optim.SGD(policy.parameters(), lr=1e-3)
+for rollout in range(2):
+    states, legal = torch.randn(8, 4), torch.rand(8, 3) > 0.5
+    legal[:, 0] = True
+    with torch.no_grad():
+        old = policy(states).masked_fill(~legal, -torch.inf).log_softmax(-1)
+    for epoch in range(2):
+        new = policy(states).masked_fill(~legal, -torch.inf).log_softmax(-1)
+        loss = (old.exp() * (old - new)).sum(-1).mean() if epoch else -new[:, 0].mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_what_an_earlier_window_computed_is_told_with_its_line(tmp_path):
+    investigated(tmp_path / "script.py", EARLIER_POLICY, on_failure="repair")
+    reports = [load_report(file) for file in (tmp_path / "script").glob("0*/report.json")]
+    told = [one.diagnoses[0] for one in reports if one.diagnoses[0].code == "NS501"]
+    line = "script.py:12: `old = policy(states).masked_fill(~legal, -torch.inf).log_softmax(-1)`"
+    assert told
+    assert all(any(line in said for said in one.lines) for one in told)

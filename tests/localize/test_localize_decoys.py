@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import planted
 from planted import INF, NAN, Net, located, located_body, op_of
@@ -143,14 +144,8 @@ def absorbing(function):
 @pytest.mark.parametrize(
     "function",
     [
-        torch.tanh,
-        torch.sigmoid,
-        torch.reciprocal,
         torch.nan_to_num,
-        lambda huge: huge.clamp(-5, 5),
-        lambda huge: torch.minimum(huge, torch.ones_like(huge)),
         lambda huge: torch.where(huge.isinf(), torch.zeros_like(huge), huge),
-        lambda huge: F.softmax(-huge, -1),
         lambda huge: huge.argmax(-1, keepdim=True).to(huge.dtype),
     ],
 )
@@ -160,6 +155,56 @@ def test_absorbed_overflow(function):
     assert (op_of(found), found.first_bad.wider) == ("mul", "finite")
     assert found.first_bad.scalars == (60000.0,)
     assert found.reaches == ()
+
+
+def masked_in_half(x):
+    hidden = torch.arange(16, device=x.device) >= 12
+    bias = hidden.to(x.dtype) * (1 + 0 * x.detach().abs().mean()) * -1e9
+    return F.softmax(x @ x.transpose(-1, -2) + bias, -1) @ x
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *map(absorbing, (torch.tanh, torch.sigmoid, lambda huge: huge.clamp(-5, 5))),
+        absorbing(lambda huge: torch.minimum(huge, torch.ones_like(huge))),
+        absorbing(lambda huge: F.softmax(-huge, -1)),
+        masked_in_half,
+    ],
+)
+def test_an_overflow_that_changes_nothing_is_none(body):
+    assert located_body(body, torch.float16) is None
+
+
+def test_of_several_absorbed_those_that_change_something_are_told():
+    def body(x):
+        wide = masked_in_half(x) * 0 + 300
+        return x + masked_in_half(x) * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True))
+
+    found = located_body(body, torch.float16)
+    assert (op_of(found), len(found.absorbed)) == ("pow", 1)
+
+
+def test_what_only_the_gradient_shows_is_absorbed_too():
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Parameter(torch.zeros(()))
+
+        def forward(self, x):
+            wide = x * 0 + 300
+            normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True))
+            return x + self.gate * normed * x
+
+    found = located(Net(Gate(), torch.float16))
+    assert (found.origin, op_of(found)) == ("absorbed", "pow")
+
+
+def test_absorbed_under_a_checkpoint():
+    def body(x):
+        return checkpoint(masked_in_half, x, use_reentrant=False)
+
+    assert located_body(body, torch.float16) is None
 
 
 def test_absorbed_by_normalisation():

@@ -48,7 +48,7 @@ def test_values_that_overflow_in_the_run_are_seen_as_they_are():
     assert row(rows, "aten.mm.default", module="body").absmax == 300.0
 
 
-def test_backward_is_of_the_loss_as_the_step_scales_it():
+def test_backward_is_not_of_the_model_as_the_step_scales_it():
     x = torch.ones(2, 4)
     for scale in (1.0, 65536.0):
         step = step_of(Cube(torch.float32), x, lambda m, b, s=scale: m(b["x"]).sum() * s)

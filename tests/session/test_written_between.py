@@ -1,11 +1,15 @@
 """Weights that something writes to between two updates: no update is blamed for them."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import nn
 
 import nanstop
+from loop_scripts import investigated
 from nanstop.errors import TrainingStopped
+from nanstop.store.incidents import load_report
 
 torch.set_num_threads(1)
 
@@ -66,3 +70,69 @@ def test_an_update_that_breaks_them_is_found_when_it_is_made_again(optimizer, tm
     report = run(tmp_path, breaks_at=None, optimizer=optimizer)
     assert report.diagnoses[0].code == "NS402"
     assert report.incident.remade_finite is None
+
+
+TAKING_TURNS = """
+import torch
+from torch import nn
+
+
+class Orthogonal(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad / p.grad.norm(), alpha=0.1)
+
+
+class Chosen(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x, chosen):
+        return sum(expert(x) * (n == chosen) for n, expert in enumerate(self.experts))
+
+
+torch.manual_seed(0)
+model = Chosen()
+matrices = [p for p in model.parameters() if p.dim() == 2]
+first = MAKE(matrices)
+second = torch.optim.AdamW([p for p in model.parameters() if p.dim() == 1], lr=1e-3)
+for step in range(6):
+    loss = model(torch.randn(8, 4), step % 2).square().mean()
+    first.zero_grad()
+    second.zero_grad()
+    loss.backward()
+    first.step()
+    second.step()
+    if step == WRITES_AT:
+        with torch.no_grad():
+            matrices[0].div_(torch.zeros(()))
+"""
+
+
+def taking_turns(folder, make, writes_at):
+    program = TAKING_TURNS.replace("MAKE", make).replace("WRITES_AT", str(writes_at))
+    with suppress(TrainingStopped):
+        investigated(folder / "script.py", program, on_failure="repair")
+    (saved,) = sorted((folder / "script").glob("0*/report.json"))
+    return load_report(saved)
+
+
+def test_of_optimizers_that_take_turns_the_next_update_tells(tmp_path):
+    report = taking_turns(tmp_path, "Orthogonal", -1)
+    assert report.incident.put_right == ("experts.1.weight", "experts.2.weight")
+    assert report.diagnoses[0].code == "NS402"
+    source = report.localization.first_bad.source
+    assert source.text == "p.sub_(p.grad / p.grad.norm(), alpha=0.1)"
+    assert report.proof.verdict == "proven"
+    assert report.audit[-1].action.kind == "stop"
+
+
+def test_what_else_breaks_weights_is_not_told_of_the_next_update(tmp_path):
+    report = taking_turns(tmp_path, "(lambda p: torch.optim.SGD(p, lr=1e-3))", 3)
+    assert report.incident.put_right == ()
+    assert report.localization.key.phase == "forward"

@@ -14,7 +14,7 @@ from nanstop.localize.dataflow import of_infinities
 from nanstop.localize.slicing import range_of
 from nanstop.records import Localization, OpEvent, Origin, SourceLine
 from nanstop.records.values import origin_of
-from nanstop.tracing.holders import Holder
+from nanstop.tracing.holders import Holder, is_assignment
 from nanstop.tracing.op_details import OpDetails
 from nanstop.tracing.places import source_line
 from nanstop.tracing.recorder import Trace, Value
@@ -123,6 +123,18 @@ def as_constant(
             blind_spots=(),
         )
     return _held(found, "from_constant", holder)
+
+
+def with_holder(found: Localization, value: Value, details: OpDetails | None) -> Localization:
+    """Return ``found`` with the variable that holds a bad entry of the batch, and the statement
+    that gave it its value, where the source says: it may be the script's own arithmetic.
+    """
+    holder = _holder(value, details)
+    if origin_of(value.storage.name) != "from_batch" or value.generation or holder is None:
+        return found
+    if holder.line is None or not is_assignment(holder.line):
+        return found
+    return replace(found, held_in=holder.name, held_at=holder.line)
 
 
 def _held(found: Localization, origin: Origin, holder: Holder) -> Localization:

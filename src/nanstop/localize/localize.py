@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nanstop.errors import ShortOfMemoryError
 from nanstop.localize import slicing
+from nanstop.localize.absorbed import those_that_matter
 from nanstop.localize.exact import with_exact
 from nanstop.localize.origin import BatchLayout, FailureOrigin
 from nanstop.localize.positions import Grid
@@ -51,7 +52,7 @@ def localize(
 
     ``update``: localize the optimizer update of the window instead. ``phase``: what the run is
     called when it is no training step ("evaluate", "generate"). An overflow that turned finite
-    again is reported even where nothing failed.
+    again is reported even where nothing failed, if loss or gradients come of it.
     """
     began = time.perf_counter()
     scene = _Scene(step, micro, update, phase)
@@ -66,6 +67,9 @@ def localize(
         return None
     origin, tested = _confirmed(scene, origin)
     found = origin.localization()
+    if found is not None and found.origin == "absorbed":
+        matter = those_that_matter(step, micro, first.trace, origin.absorbed)
+        found = origin.but(absorbed=matter).localization()
     if found is None:
         return None
     with suppress(ShortOfMemoryError):
@@ -310,7 +314,7 @@ def _confirmed(scene: _Scene, origin: FailureOrigin) -> tuple[FailureOrigin, boo
         if passed or other is None:
             return origin, passed
         earliest = next(iter(suspects))
-        mended, origin = mended | {earliest: suspects[earliest]}, other.with_reaches(first.reaches)
+        mended, origin = mended | {earliest: suspects[earliest]}, other.but(reaches=first.reaches)
     return origin, True
 
 
@@ -352,7 +356,7 @@ def _behind_unseen(
         earlier = _explained(scene, replace(recording, trace=origin.trace, failed=failed), {})
         if earlier is None:
             break
-        earlier = earlier.with_reaches(origin.reaches)
+        earlier = earlier.but(reaches=origin.reaches)
         before, tested = _confirmed(scene, earlier)
         deeper = before.localization()
         last = max(value.storage.writers[value.generation - 1] for value in behind)

@@ -73,12 +73,12 @@ class FailureOrigin:
         self._error = error
         self._samples = samples
         self._made = descents(trace, samples.masks)
-        self._absorbed = tuple(filter(self._is_overflow, absorbed))
+        self.absorbed = tuple(filter(self._is_overflow, absorbed))
 
-    def with_reaches(self, reaches: tuple[str, ...]) -> FailureOrigin:
-        """Return the same failure as one that reached ``reaches`` before decoys were put right."""
+    def but(self, **known: tuple[Any, ...]) -> FailureOrigin:
+        """Return the same failure with what it ``reaches``, or what was ``absorbed``, another."""
         other = copy.copy(self)
-        other.reaches = reaches
+        vars(other).update(known)
         return other
 
     def suspects(self) -> dict[int, Spot]:
@@ -106,7 +106,7 @@ class FailureOrigin:
         spots = found.blind_spots if self.stable else (*found.blind_spots, _OTHER_PATH)
         if self.trace.unseen:
             spots += ("not measured: " + ", ".join(self.trace.unseen),)
-        absorbed = tuple(map(self.event, self._absorbed))
+        absorbed = tuple(map(self.event, self.absorbed))
         return replace(found, absorbed=absorbed, blind_spots=spots)
 
     def _explained(self) -> Localization | None:
@@ -119,8 +119,8 @@ class FailureOrigin:
             return self._born(born) if written is None else self._external(born, written)
         if self._error:
             return self._exception()
-        if self._absorbed:
-            found = self._born(self._absorbed[0])
+        if self.absorbed:
+            found = self._born(self.absorbed[0])
             return replace(found, key=replace(found.key, kind="absorbed"), origin="absorbed")
         if not self.reaches:
             return None
@@ -273,7 +273,8 @@ class FailureOrigin:
             of_another_model=name != value.storage.name,
         )
         details, rows = self._details.get(reader), self._samples.rows
-        return constants.as_constant(found, value, details, rows) or found
+        own = constants.as_constant(found, value, details, rows)
+        return own or constants.with_holder(found, value, details)
 
     def _exception(self) -> Localization:
         refused = dataflow.refused(self.trace)

@@ -15,7 +15,7 @@ from nanstop.decide.policy import DATA_REMEDIES
 from nanstop.errors import NanstopError, ShortOfMemoryError
 from nanstop.prove.agreement import SAME, largest_gap
 from nanstop.prove.failing_step import FailingStep
-from nanstop.records import Atom
+from nanstop.records import Atom, Position
 from nanstop.records.remedies import makes_rows, new_rows_of
 from nanstop.remedies.data import dropped_micros, rebatch
 from nanstop.replay.batches import num_samples
@@ -75,6 +75,14 @@ def _healthy_rows(failing: FailingStep) -> tuple[int, ...] | None:
         return healthy
     batch = without(failing.step.batches[failing.micro], bad)
     return None if failing.attempt(batch=batch, under=nullcontext).failed else healthy
+
+
+def bad_places(failing: FailingStep) -> tuple[Position, ...] | None:
+    """Return the samples that fail by themselves, unless that tells none from the others."""
+    bad, rows = bad_rows(failing), num_samples(failing.step.batches[failing.micro])
+    if not bad or len(bad) == rows:
+        return None
+    return tuple(Position(sample=row) for row in bad)
 
 
 def atoms_for(failing: FailingStep, atoms: tuple[Atom, ...], micro: int) -> tuple[Atom, ...]:

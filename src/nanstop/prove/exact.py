@@ -166,12 +166,14 @@ class ExactRuns:
 
     def own_gaps(self, micro: int) -> Gaps | None:
         """Return how far a micro-batch, run as it is, is from the exact run of it; None where
-        nothing tells. Errors: ``ShortOfMemoryError``.
+        nothing tells, or memory is short.
         """
-        if self._ladder.rung is Rung.PARTS:
-            self.of(micro)  # it has no room beside the gradients of another run
-        own = self.attempt(micro, under=nullcontext, without_update=True)
-        return self.gaps(micro, own, nullcontext)
+        with suppress(ShortOfMemoryError):
+            if self._ladder.rung is Rung.PARTS:
+                self.of(micro)  # it has no room beside the gradients of another run
+            own = self.attempt(micro, under=nullcontext, without_update=True)
+            return self.gaps(micro, own, nullcontext)
+        return None
 
     def with_and_without(
         self, micro: int, under: Under, batch: Batch | None = None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from nanstop.decide.agreement import Ranks
 from nanstop.decide.apart import ByItself
 from nanstop.errors import NanstopError, ShortOfMemoryError
 from nanstop.numerics.host_memory import lacks_memory
@@ -22,8 +21,7 @@ from nanstop.records import Phase, Signal, StepId
 from nanstop.remedies.precision import reference
 from nanstop.replay.conditions import Under
 from nanstop.replay.rerun import Attempt, attempt
-from nanstop.replay.rewind import Rewind
-from nanstop.replay.snapshot import Snapshot
+from nanstop.replay.rewind import PutRight
 from nanstop.replay.step import Batch, Step, gradients_of, trainable_of, update_undone
 
 _WORKSPACE = 2**24
@@ -114,7 +112,8 @@ class FailingStep:
     ``in_float32``: how far float32 moves each half-precision parameter in it. ``broken``: what it
     does to those that it ruins. ``rewritten``: the script itself writes to the gradients that a
     backward leaves, so that no update made of these alone is one of its own. ``way_back``: to
-    before the updates whose weights it failed on, each of them finite.
+    before the updates whose weights it failed on, each of them finite. ``put_right``: weights that
+    are given ordinary numbers for a run, see there.
     """
 
     step: Step
@@ -129,6 +128,7 @@ class FailingStep:
     broken: tuple[Signal, ...] = ()
     rewritten: bool = False
     way_back: WayBack | None = None
+    put_right: tuple[str, ...] = ()
     takes: int = 0
     """The memory that a run takes beyond what is held, in bytes, where little more is left."""
 
@@ -178,7 +178,7 @@ class FailingStep:
                 with step.isolated():
                     losses.append(mean_loss(step))
                     if not math.isfinite(losses[-1]) or not goes_on(len(losses) - 1):
-                        return Following(tuple(losses), _broken(step.view.root))
+                        return Following(tuple(losses), broken_weights(step.view.root))
                     step.update()
 
     @contextmanager
@@ -294,12 +294,12 @@ def breaking_update(rewind: WayBack) -> FailingStep | int | None:
     nothing can be run, or no weight that is trained is broken.
     """
     root = rewind.steps[0].view.root if rewind.steps else None
-    if root is None or not _broken(root):  # no update breaks what is frozen
+    if root is None or not broken_weights(root):  # no update breaks what is frozen
         return None
     with rewind.rewound():
         for place, step in enumerate(rewind.steps):
             apply_update(step)
-            if _broken(root):
+            if broken_weights(root):
                 return FailingStep(
                     step,
                     0,
@@ -312,31 +312,33 @@ def breaking_update(rewind: WayBack) -> FailingStep | int | None:
     return rewind.steps[-1].id.step
 
 
-def breaking_update_of_all(rewind: WayBack, ranks: Ranks) -> FailingStep | None:
-    """Return the failing step of the update that broke the weights of all ranks, which make the
-    kept windows together again; else None.
-
-    It begins right before that update, and has the gradients that all of them came to. Every rank
-    calls this with the same windows. Errors: ``NanstopError`` where one does not come along.
+def update_at_fault(
+    step: Step, rewind: WayBack | None, names: tuple[str, ...]
+) -> FailingStep | int | None:
+    """Return the failing step of the update that broke weights, see ``breaking_update``; without a
+    way back that of ``step`` itself, if it breaks again some of the weights ``names``, which are
+    put right for its runs: None where it does not, where the optimizer's own state is not finite,
+    or where the window cannot be run. Undone; may synchronise the device.
     """
-    root = rewind.steps[0].view.root if rewind.steps else None
-    if root is None or not _broken(root):
+    if rewind is not None:
+        return breaking_update(rewind)
+    trainable = trainable_of(step.view)
+    if not names or step.view.optimizer is None or nonfinite(trainable.state_tensors()):
         return None
-    before: Snapshot | None = None
-    with rewind.rewound():
-        for step in rewind.steps:
-            before = Snapshot(trainable_of(step.view), spent=before)
-            with step.collectives.together(ranks):
-                apply_update(step)
-            if _broken(root):
-                micros = tuple(range(len(step.batches)))
-                at_it = Rewind(before, (step,))
-                return FailingStep(step, 0, micros, phase="optimizer", update=True, rewind=at_it)
-            step.collectives.forget_shared()
+    micros, way_back = tuple(range(len(step.batches))), PutRight(trainable, (step,))
+    with suppress(NanstopError), way_back.rewound():
+        if any(_with_memory(attempt(step, micro)).failed for micro in micros):
+            return None
+        apply_update(step)
+        if set(broken_weights(step.view.root)).intersection(names):
+            return FailingStep(
+                step, 0, micros, phase="optimizer", update=True, rewind=way_back, put_right=names
+            )
     return None
 
 
-def _broken(root: nn.Module) -> tuple[str, ...]:
+def broken_weights(root: nn.Module) -> tuple[str, ...]:
+    """Return the names of what is trained and not finite. Synchronises the device."""
     named = root.named_parameters()
     return nonfinite({name: p for name, p in named if p.requires_grad})
 

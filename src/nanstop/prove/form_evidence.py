@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
-from nanstop.prove.agreement import agree
+from nanstop.prove.agreement import SAME, agree
 from nanstop.prove.exact import ExactRuns, Gaps, gaps_between
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom, Localization, op_kind
@@ -28,6 +28,11 @@ _MOST_LINES = 3
 _NEAR, _NEAR_GRADIENT = 1e-2, 0.1
 """How far the loss and the gradients' direction, and the worst gradient, under what is typed may be
 from those under the form: a clamp ends a little before the edge where a guard begins.
+"""
+
+_FARTHER = 2.0
+"""Times the distance without the samples in question: a derivative that is cut off next to a pole
+may be a little farther than none.
 """
 
 _NEARER = (0.5, 0.1, 0.01)
@@ -66,6 +71,20 @@ def values_unchanged(failing: FailingStep, atoms: tuple[Atom, ...]) -> bool | No
         failing.attempt(under=nullcontext)
     said = [one.unchanged for one in found if one.unchanged is not None]
     return all(said) if said else None
+
+
+def bends(exact: ExactRuns, micro: int, formed: Attempt, rest: Attempt, share: float) -> bool:
+    """Return whether a form is farther from the exact gradients of a micro-batch than ``rest``, the
+    healthy samples alone: what it makes of the others is then worse than nothing. False where the
+    exact run fails, too.
+
+    ``share``: of the samples, those that are healthy, as a mean over samples has to be told.
+    """
+    of_mean = {name: grad * share for name, grad in (rest.grads or {}).items()}
+    runs = (formed, rest, replace(rest, grads=of_mean))
+    own, *without = (gaps_between(run, exact.of(micro)) for run in runs)
+    known = [gaps[2] for gaps in without if gaps is not None]
+    return own is not None and bool(known) and own[2] > _FARTHER * max(min(known), SAME)
 
 
 def is_any_number(

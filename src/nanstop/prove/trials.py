@@ -25,6 +25,7 @@ from nanstop.prove.exact import ExactRuns, Gaps, farthest
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.form_evidence import (
     WHICH_NUMBER,
+    bends,
     is_any_number,
     next_form,
     typed_forms,
@@ -135,10 +136,10 @@ class Trials:
         failing, source, found = self._failing, "", None
         if self._others:
             source = f"micro-batch {self._others[0]} of the same window, which is healthy"
-            found = _own_gaps(self._exact, self._others[0])
+            found = self._exact.own_gaps(self._others[0])
         elif failing.update:
             source = "forward and backward of this window, which are healthy"
-            found = _own_gaps(self._exact, failing.micro)
+            found = self._exact.own_gaps(failing.micro)
         else:
             windows, rows = self._gaps_before(), self._gaps_of_rows()
             named = {_BEFORE: bool(windows), "the healthy samples of this micro-batch": bool(rows)}
@@ -154,7 +155,7 @@ class Trials:
         """
         num = 1 if self._ladder.rung is Rung.PARTS else _MAX_OTHERS
         earlier = islice(windows_before(self._failing), num)
-        found = (_own_gaps(self._exact.beside(one), one.micro) for one in earlier)
+        found = (self._exact.beside(one).own_gaps(one.micro) for one in earlier)
         return [gaps for gaps in found if gaps is not None]
 
     def _gaps_of_rows(self) -> list[Gaps]:
@@ -309,9 +310,12 @@ class Trials:
         if not self._healthy_rows:
             return self._unchanged_elsewhere(atoms)
         only_healthy = self._without_bad_rows(micro)
+        rest = self._failing.attempt(micro, batch=only_healthy, under=nullcontext)
         if leaves_out:
-            plain = self._failing.attempt(micro, batch=only_healthy, under=nullcontext)
-            return agree(plain, run)
+            return agree(rest, run)
+        share = len(self._healthy_rows) / (num_samples(self._failing.step.batches[micro]) or 1)
+        if passes and bends(self._exact, micro, run, rest, share):
+            return False
         return self._is_unchanged(atoms, micro, only_healthy)
 
     def _is_unchanged(
@@ -361,14 +365,6 @@ class Trials:
         if before is None or after is None:
             return None
         return torch.equal(before[:, :-1], after[:, :-1])
-
-
-def _own_gaps(exact: ExactRuns, micro: int) -> Gaps | None:
-    """Return how far a micro-batch, run as it is, is from float32; None where nothing tells."""
-    try:
-        return exact.own_gaps(micro)
-    except ShortOfMemoryError:
-        return None
 
 
 def _outcome(run: Attempt, key: FailureKey | None, failure: FailureKey) -> Outcome:

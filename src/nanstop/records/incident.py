@@ -77,6 +77,10 @@ class Incident:
     """The step before, where its update and those since a snapshot, made again, leave finite the
     weights that were found not to be; None where that is not so, or not known.
     """
+    put_right: tuple[str, ...] = ()
+    """Parameters that were not finite and were given ordinary numbers for the runs of this step:
+    its update breaks some of them again. The one that broke them could not be made again.
+    """
     odd_weights: tuple[TensorStats, ...] = ()
     """Weights that were far too large when the step failed."""
     lost_moments: tuple[StateRow, ...] = ()
@@ -161,7 +165,8 @@ class Localization:
     filled: OpEvent | None = None
     """The fill by which the program wrote the infinity that the first bad op made NaN of."""
     held_in: str = ""
-    """The variable of the script, or the buffer, that has held that infinity since before the step.
+    """The variable of the script, or the buffer, that has held that infinity since before the step;
+    the one that holds a bad entry of the batch.
     """
     held_at: SourceLine | None = None
     """The line that gave that variable its value, where the source says."""

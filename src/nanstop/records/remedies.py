@@ -204,14 +204,15 @@ def of_the_forward(atoms: Iterable[Atom]) -> tuple[Atom, ...]:
     return tuple(atom for atom in atoms if remedy_of(atom).forward)
 
 
-def of_the_loss(atoms: Iterable[Atom], failures: Iterable[OpEvent | None]) -> tuple[Atom, ...]:
-    """Return the forms of lines that failed where a loss was computed from what the model gave:
-    what is saved of the model has no part in them. ``failures``: the first bad operations.
+def not_of_the_model(atoms: Iterable[Atom], failures: Iterable[OpEvent | None]) -> tuple[Atom, ...]:
+    """Return the forms of lines that failed where a loss was computed from what the model gave, or
+    an update was made: what is saved of the model has no part in them. ``failures``: the first bad
+    operations.
     """
     lines = {
         f"{event.source.file}:{event.source.line}"
         for event in failures
-        if event is not None and event.source is not None and event.phase == "loss"
+        if event is not None and event.source is not None and event.phase in ("loss", "optimizer")
     }
     return tuple(atom for atom in atoms if atom.remedy in FORMS and atom.target in lines)
 

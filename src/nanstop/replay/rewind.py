@@ -4,17 +4,19 @@ a snapshot now and then, and the windows since.
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from nanstop.frozen import frozen
-from nanstop.numerics.tensors import nonfinite
+from nanstop.numerics.tensors import bad_mask, by_torch_alone, is_measurable, nonfinite
 from nanstop.replay.snapshot import Snapshot, Trainable
 from nanstop.replay.step import Step, place_of_copies
 
@@ -22,6 +24,8 @@ _NOTE_BYTES = 1 << 15
 """What is noted of a micro-batch beside its batch: nearly all of it random state."""
 _RETRY = 64
 _MEMORY_SHARE = 0.25
+_USUAL = 0.5
+"""Over the root of its last dimension, the size of a weight of which nothing is finite any more."""
 _NUM_BEGINNINGS = 8
 """Optimizers whose first update begins a way back at once: models that a script trains in turn."""
 _WEIGHED, _WEIGH_EVERY = 4, 8
@@ -46,6 +50,26 @@ class Rewind:
     def restore(self) -> None:
         """Go back to the snapshot for good."""
         self.snapshot.restore()
+
+
+@frozen
+class PutRight:
+    """A way back where none is kept, as of several optimizers that take turns: to the weights of
+    now, ordinary numbers in the place of what is not finite.
+
+    What divides by 0 where a gradient is 0 does so in the next update, too.
+    """
+
+    trainable: Trainable
+    steps: tuple[Step, ...]
+
+    @contextmanager
+    def rewound(self) -> Iterator[None]:
+        """Have the weights put right inside, and bitwise as they are after it."""
+        with Snapshot(self.trainable).loaded(place_of_copies):
+            for parameter in self.trainable.parameters.values():
+                _put_right(parameter)
+            yield
 
 
 @dataclass(slots=True)
@@ -214,3 +238,22 @@ def _num_bytes(step: Step) -> int:
     batches = step.batches
     held = [value for batch in batches for value in batch.values() if isinstance(value, Tensor)]
     return len(batches) * _NOTE_BYTES + sum(value.nbytes for value in held)
+
+
+@torch.no_grad()
+def _put_right(parameter: Tensor) -> None:
+    """Write to each element that is not finite a number of the size of the others, another each."""
+    values = parameter.data
+    if not is_measurable(values):
+        return
+    with by_torch_alone():
+        bad = bad_mask(values)
+        if not bool(bad.any()):
+            return
+        healthy = values[~bad].abs().float()
+        wide = values.shape[-1] if values.dim() else 1
+        size = healthy.median() if healthy.numel() else torch.tensor(_USUAL / math.sqrt(wide))
+        places = torch.arange(values.numel(), device=values.device, dtype=torch.float32)
+        spread = (2.0 * ((places * 0.618034) % 1.0) - 1.0).view(values.shape)
+        size = size.to(values.device).clamp(min=1e-3)
+        values.copy_(torch.where(bad, (size * spread).to(values.dtype), values))

@@ -22,9 +22,9 @@ from nanstop.prove.failing_step import (
     FailingStep,
     FailurePoint,
     WayBack,
-    breaking_update,
     failing_step,
     pending_update,
+    update_at_fault,
 )
 from nanstop.prove.ladder import bounded
 from nanstop.records import Action, AuditEntry, FailureKey, Proof, Report, Signal, StateRow
@@ -262,17 +262,17 @@ class Failures:
     def _captured(
         self, found: Investigation, step: Step | None, rewind: WayBack | None, meeting: Meeting
     ) -> FailingStep | None:
-        if step is None:
-            return None
-        if meeting.broken_by is not None:
-            return meeting.broken_by
-        if self._run.facts.world_size > 1:
+        if step is None or meeting.broken_by is not None:
+            return meeting.broken_by if step is not None else None
+        several, rewritten = self._run.facts.world_size > 1, found.rewritten_at is not None
+        if several:
             # An update of one rank's own gradients is none that the run has made.
             rewind = None
             if not found.runs_alone(step):
                 return None
-        if found.bad_params and rewind is not None:
-            broken = found.stage("rewind", lambda: breaking_update(rewind))
+        if found.bad_params:
+            names = () if several or rewritten else found.bad_params
+            broken = found.stage("rewind", lambda: update_at_fault(step, rewind, names))
             if isinstance(broken, FailingStep):
                 return broken
             if broken == step.id.step - 1:
@@ -282,13 +282,13 @@ class Failures:
         failing = found.stage(
             "capture", lambda: failing_step(step, phase=found.phase, raised=raised, before=before)
         )
-        rewritten = found.rewritten_at is not None
         return failing and replace(failing, rewritten=rewritten, way_back=rewind)
 
     def _decide(
         self, found: Investigation, now: FailurePoint, failing: FailingStep | None
     ) -> Conclusion:
-        proof = found.proof or Proof(incident="", verdict="none_found", minimal=())
+        none = Proof(incident="", verdict="none_found", minimal=())
+        proof = none if found.put_right else found.proof or none  # they are as broken as before
         way_back, clean = failing is not None and failing.update, found.may_pass
         # Ranks that have agreed go back together, or not at all.
         lost = bool((now.agreed or now.by_itself) and found.bad_params and not way_back)

@@ -17,7 +17,7 @@ from nanstop.localize.intervention import intervene
 from nanstop.localize.localize import localize
 from nanstop.numerics.room import let_go
 from nanstop.numerics.weights import odd_weights
-from nanstop.prove.bad_samples import bad_rows
+from nanstop.prove.bad_samples import bad_places
 from nanstop.prove.course import Course, prove_course
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.prove import prove_step
@@ -36,7 +36,6 @@ from nanstop.records import (
     Incident,
     Localization,
     Phase,
-    Position,
     Proof,
     Replay,
     Report,
@@ -47,7 +46,7 @@ from nanstop.records import (
     StepId,
     TensorStats,
 )
-from nanstop.replay.batches import batch_facts, num_samples
+from nanstop.replay.batches import batch_facts
 from nanstop.replay.rerun import communicates, rerun
 from nanstop.replay.step import Step
 from nanstop.rewrite.files import read
@@ -83,6 +82,7 @@ class Investigation:
     born_on: tuple[int, ...] | None = None
     rewritten_at: tuple[SourceLine, ...] | None = None
     remade_finite: int | None = None
+    put_right: tuple[str, ...] = ()
     batch: tuple[BatchFact, ...] = ()
     rows: BatchRows | None = None
     text: tuple[str, ...] = ()
@@ -133,6 +133,7 @@ class Investigation:
         Call inside ``failing.in_place()``.
         """
         self.at = replace(failing.step.id, micro=failing.micro)
+        self.put_right = failing.put_right
         self.batch = self.stage("batch", lambda: _facts_around(failing)) or ()
         self.odd_weights = self.stage("weights", lambda: _large_weights(failing)) or ()
         self.replay = self.stage(
@@ -158,7 +159,7 @@ class Investigation:
         if failing.broken and (self.localization is None or not self.localization.reaches):
             self.localization = _too_long(failing)
         if self.localization is not None and self.localization.positions is None:
-            samples = self.stage("samples", lambda: _samples(failing))
+            samples = self.stage("samples", lambda: bad_places(failing))
             self.localization = replace(self.localization, positions=samples)
 
     def trace_rows(self, failing: FailingStep, run: RunState) -> None:
@@ -214,6 +215,7 @@ class Investigation:
             born_on=self.born_on,
             rewritten_at=self.rewritten_at,
             remade_finite=self.remade_finite,
+            put_right=self.put_right,
             odd_weights=self.odd_weights,
             lost_moments=self.lost_moments,
             # On a device whose context is gone, not even a number can be read any more.
@@ -390,11 +392,3 @@ def _too_long(failing: FailingStep) -> Localization:
         reaches=tuple(signal.name for signal in failing.broken),
         positions=(),
     )
-
-
-def _samples(failing: FailingStep) -> tuple[Position, ...] | None:
-    """Return the samples that fail by themselves, unless that tells none from the others."""
-    bad, rows = bad_rows(failing), num_samples(failing.step.batches[failing.micro])
-    if not bad or len(bad) == rows:
-        return None
-    return tuple(Position(sample=row) for row in bad)

@@ -29,7 +29,7 @@ from nanstop.records import (
     RunFacts,
     StepId,
 )
-from nanstop.records.remedies import describe, of_the_loss
+from nanstop.records.remedies import describe, not_of_the_model
 from nanstop.report.announce import News, short
 from nanstop.report.text.blocks import mended_too
 from nanstop.report.text.run_end import RunEnd, said_again
@@ -295,7 +295,7 @@ class Session(WatchedRun):
         if self._saves is None or self._saves.root is not self.view.root:
             self._saves = SavedModels(self.view.root, self.announce)
         failures = (r.localization.first_bad for r in self.reports if r.localization is not None)
-        self._saves.need(self._in_force, of_the_loss(self._in_force, failures))
+        self._saves.need(self._in_force, not_of_the_model(self._in_force, failures))
 
     def saved(self, folder: Path) -> None:
         if self._saves is not None:

@@ -217,6 +217,12 @@ def _line_of(place: Assignment, *, is_written: bool = False) -> SourceLine | Non
     return SourceLine(file=place.file, line=number, function=function, text=text)
 
 
+def is_assignment(line: SourceLine) -> bool:
+    """Return whether a line is of a statement that computes what it gives to a variable."""
+    tree = tree_of(line.file)
+    return tree is not None and bool(nodes_around(tree, line.line, ast.Assign, ast.AnnAssign))
+
+
 def function_at(tree: ast.AST, line: int) -> str:
     around = max(_functions(tree, line), key=lambda f: f.lineno, default=None)
     return around.name if around is not None else "<module>"

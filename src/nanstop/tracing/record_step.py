@@ -15,9 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanstop.errors import ShortOfMemoryError
 from nanstop.frozen import frozen
+from nanstop.numerics.checksums import checksums
 from nanstop.numerics.host_memory import lacks_memory
 from nanstop.numerics.room import let_go
-from nanstop.numerics.tensors import nonfinite
+from nanstop.numerics.tensors import is_plain, nonfinite
 from nanstop.numerics.trained import held_by
 from nanstop.records import Phase
 from nanstop.replay.conditions import Under, eager
@@ -157,6 +158,18 @@ def run_under(
     with _begun(step, nullcontext, update=update):
         loss, error = _run(step, micro, mode, update=update, batch=batch)
         return nonfinite(_judged(step, loss, update=update)), error
+
+
+def outcome(step: Step, micro: int, *looks: Look) -> tuple[int, ...] | None:
+    """Return checksums of the loss and of every gradient that a micro-batch gives while ``looks``
+    see its ops, undone; None where it raises, or gives what is not dense. Synchronises the device.
+    """
+    with _begun(step, nullcontext, update=False):
+        loss, error = _run(step, micro, SecondRun(*looks), update=False)
+        given = list(_judged(step, loss, update=False).values())
+        if error is not None or not all(map(is_plain, given)):
+            return None
+        return tuple(checksums(given))
 
 
 def first_ops(step: Step) -> tuple[Op, ...]:

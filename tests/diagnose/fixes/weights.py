@@ -77,7 +77,10 @@ def an_eps_of_1e_8_is_0_in_float16():
     return bool(adam_of_a_still_weight(eps=1e-8, stored=torch.float16)[0].isnan())
 
 
-@FIXES.plant("NS402", 4)
+FIXES.test("NS402", 4, "e2e/test_forms.py::test_a_line_of_an_own_optimizer_has_a_form")
+
+
+@FIXES.plant("NS402", 5)
 def a_lower_rate_where_the_update_overflows(fixed):
     weight = nn.Parameter(torch.ones(2).half())
     weight.grad = torch.tensor([100.0, 1.0]).half()
@@ -194,3 +197,20 @@ def a_warm_up(fixed):
         optimizer.step()
         far = max(far, (weight.detach() - target).abs().max().item())
     return far < 1.0 and sound(weight)
+
+
+@FIXES.plant("NS404", 4)
+def no_update_at_a_rate_of_its_own(fixed):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    x = torch.randn(32, 2)
+    losses = []
+    for step in range(60):
+        optimizer.param_groups[0]["lr"] = 5.0 if step == 20 and not fixed else 1e-3
+        optimizer.zero_grad()
+        loss = (net(x) - x.sum(-1, keepdim=True)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return max(losses[21:]) < max(losses[:21])

@@ -711,7 +711,7 @@ def test_an_id_out_of_range_is_an_incident_and_raises_as_before(script):
     assert session.found[0].fidelity == "bitwise"
 
 
-def test_a_label_out_of_range_is_found_outside_the_model(script):
+def test_a_label_out_of_range_is_found_not_of_the_model(script):
     source = CLIPPED.replace("ids.flatten())", "ids.flatten() + 16 * (step == 2))")
     session = ReplayingSession()
     with pytest.raises(IndexError, match="out of bounds"):
@@ -898,7 +898,7 @@ for step in range(8):
 """
 
 
-def test_a_long_loss_outside_the_model_is_localized_in_a_run_that_is_young(script):
+def test_a_long_loss_not_of_the_model_is_localized_in_a_run_that_is_young(script):
     session = ReplayingSession()
     script(HEAD + LONG_LOSS, session)
     assert session.steps == [5, 7]
@@ -906,7 +906,7 @@ def test_a_long_loss_outside_the_model_is_localized_in_a_run_that_is_young(scrip
     assert {f.line for f in session.found} == {"loss = loss / (loss - loss)"}
 
 
-def test_a_long_loss_outside_the_model_is_localized_when_it_recurs(script, monkeypatch):
+def test_a_long_loss_not_of_the_model_is_localized_when_it_recurs(script, monkeypatch):
     monkeypatch.setattr(tape_budget, "_RUN_SECONDS", 0.0)
     monkeypatch.setattr(tape_budget, "_TIME_SHARE", 0.0)  # a pause of this machine is no share
     session = ReplayingSession()
@@ -1307,7 +1307,7 @@ for step in range(4):
 """
 
 
-def test_a_custom_function_outside_the_model_is_played_again(script):
+def test_a_custom_function_not_of_the_model_is_played_again(script):
     source, apply = FUNCTION, vars(torch.autograd.Function)["apply"]
     plain, session = script(source, BAD=False), ReplayingSession()
     assert same(weights(plain), weights(script(source, session, BAD=False)))

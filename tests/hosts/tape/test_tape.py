@@ -115,7 +115,7 @@ def test_what_the_script_writes_over_later_is_played_as_it_was(net, is_view):
     assert torch.equal(target, torch.full((4,), 7.0))
 
 
-def test_gradients_set_to_none_between_forward_and_backward_are_no_ops_of_the_loss(net):
+def test_gradients_set_to_none_between_forward_and_backward_are_no_ops_not_of_the_model(net):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for parameter in net.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -439,7 +439,7 @@ def with_aux(net, left, num_micros=3):
         yield micro
 
 
-def test_what_a_model_leaves_in_an_attribute_is_part_of_the_loss():
+def test_what_a_model_leaves_in_an_attribute_is_part_not_of_the_model():
     net = nn.Sequential(Router())
     for micro in with_aux(net, LeftBehind(num_searches=1)):
         aux, every = net[0].aux, [*net[0].all]

@@ -125,7 +125,7 @@ def test_rewards_that_are_no_numbers_are_told_though_trl_goes_on(tmp_path, value
 
 
 @pytest.mark.slow
-def test_an_infinite_reward_is_the_cause_of_the_loss_that_fails(tmp_path):
+def test_an_infinite_reward_is_the_cause_not_of_the_model_that_fails(tmp_path):
     watch, _ = trained("GRPO", tmp_path, returning(math.inf), scale_rewards="none")
     assert watch.incidents[0].diagnoses[0].code == "NS704"
     assert [s.name for s in watch.incidents[0].incident.signals if s.source == "reward"] == [

@@ -10,12 +10,14 @@ from nanstop.decide.agreement import ONE_RANK, Ranks
 from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError
 from nanstop.numerics.tensors import has_bad
-from nanstop.prove.failing_step import FailingStep, WayBack, breaking_update_of_all
+from nanstop.prove.failing_step import FailingStep, WayBack, apply_update, broken_weights
 from nanstop.records import DeviceFacts, codec
 from nanstop.records.record import record
 from nanstop.replay.collectives import finite, other
 from nanstop.replay.rerun import Attempt, attempt
-from nanstop.replay.step import Step
+from nanstop.replay.rewind import Rewind
+from nanstop.replay.snapshot import Snapshot
+from nanstop.replay.step import Step, trainable_of
 from nanstop.session.machine import own_version
 from nanstop.session.shared.conclusion import Conclusion, as_text, from_text
 from nanstop.session.shared.device_audit import audit_devices
@@ -213,3 +215,27 @@ def _require_alike(parts: list[_Part]) -> None:
                 f"rank 0 is at step {first.step} of {first.num_micros} micro-batches, rank {rank} "
                 f"at step {part.step} of {part.num_micros}"
             )
+
+
+def breaking_update_of_all(rewind: WayBack, ranks: Ranks) -> FailingStep | None:
+    """Return the failing step of the update that broke the weights of all ranks, which make the
+    kept windows together again; else None.
+
+    It begins right before that update, and has the gradients that all of them came to. Every rank
+    calls this with the same windows. Errors: ``NanstopError`` where one does not come along.
+    """
+    root = rewind.steps[0].view.root if rewind.steps else None
+    if root is None or not broken_weights(root):
+        return None
+    before: Snapshot | None = None
+    with rewind.rewound():
+        for step in rewind.steps:
+            before = Snapshot(trainable_of(step.view), spent=before)
+            with step.collectives.together(ranks):
+                apply_update(step)
+            if broken_weights(root):
+                micros = tuple(range(len(step.batches)))
+                at_it = Rewind(before, (step,))
+                return FailingStep(step, 0, micros, phase="optimizer", update=True, rewind=at_it)
+            step.collectives.forget_shared()
+    return None

@@ -67,14 +67,26 @@ def check(evidence: Evidence) -> Diagnosis | None:
         and not _made_by_script(evidence, bad)
         and not _may_hide(evidence)
         else "likely",
-        lines=tuple(
-            f"`{fact.name}` {fact.dtype} {list(fact.shape)}: "
-            f"{counted(fact.num_bad, 'element')} not finite{_at(evidence, fact)}"
-            for fact in bad
+        lines=(
+            *(
+                f"`{fact.name}` {fact.dtype} {list(fact.shape)}: "
+                f"{counted(fact.num_bad, 'element')} not finite{_at(evidence, fact)}"
+                for fact in bad
+            ),
+            *_made(evidence),
         ),
         remedies=without_rows(evidence),
         where=names[0] if names else "",
     )
+
+
+def _made(evidence: Evidence) -> tuple[str, ...]:
+    """Return the statement of the script that gave a bad entry its value, where it is known."""
+    found = evidence.localization
+    at = found.held_at if found is not None and found.origin == "from_batch" else None
+    if found is None or at is None:
+        return ()
+    return (f"`{found.held_in}` was given its value at {at.short}: `{at.text}`",)
 
 
 def _at(evidence: Evidence, fact: BatchFact) -> str:

@@ -108,7 +108,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         cause=", ".join((made, *_tested(evidence, event))),
         lines=(
             *rounded_at(evidence),
-            *in_float64(evidence),
+            *(in_float64(evidence) or _rounded_out(evidence, event)),
             *written_at(evidence),
             *_writing_line(evidence),
             *((_LEAVE_OUT,) if _does_not_fit(event) else ()),
@@ -139,6 +139,14 @@ def _tested(evidence: Evidence, event: OpEvent) -> tuple[str, ...]:
     found = evidence.localization
     has_value = found is not None and found.in_float64 == "finite"
     return () if has_value else ("for these inputs in any format",)
+
+
+def _rounded_out(evidence: Evidence, event: OpEvent) -> tuple[str, ...]:
+    """Return that only rounding took numbers to where a function has no value, where it did."""
+    found = evidence.localization
+    if found is None or found.in_float64 != "finite" or not _outside(event):
+        return ()
+    return ("computed in float64, with all before it, it is finite: only rounding took it there",)
 
 
 def _refusal(evidence: Evidence, event: OpEvent) -> Diagnosis:
@@ -236,7 +244,8 @@ def _outside(event: OpEvent) -> str:
     if event.name == "pow" and least < 0.0:
         return f"negative numbers, down to {number(least)}, to a power that is not whole"
     if event.name in _WITHIN_ONE and read.absmax > 1.0:
-        return f"the `{event.name}` of numbers beyond 1, up to {number(read.absmax)} in magnitude"
+        beyond = number(read.absmax - 1)
+        return f"the `{event.name}` of numbers beyond 1 in magnitude, by up to {beyond}"
     return ""
 
 

@@ -5,7 +5,7 @@ Inside the step an operation overflowed to Inf, and a later one made a finite nu
 is finite and wrong; nothing in the log shows it.
 
 ## Why it happens
-1 / Inf = 0, exp(-Inf) = 0, tanh(Inf) = 1, min(Inf, c) = c. The classic case is RMS normalisation in
+1 / Inf = 0, and 1 / 90000 is not. The classic case is RMS normalisation in
 float16: for x = 300, x^2 = 90000 exceeds 65504, the mean is Inf, rsqrt(Inf) = 0, and the layer
 returns exactly 0 where the right answer is 1. The model then trains with that layer cut out.
 
@@ -29,8 +29,10 @@ x = x.float()
 Islands and kernels are safe: the same mathematics with more bits. bfloat16 changes training.
 
 ## Not to be confused with
-A mask, where -Inf is meant to become 0: those are not reported. NS201:
-the overflow reaches the loss.
+A mask, where -Inf is meant to become 0, and all else where the right number would have given the
+same: exp(-90000) is 0 too, and tanh(90000) is 1. The step is run again with large finite numbers in
+place of the infinities; where loss and gradients stay the same to the bit, nothing is reported.
+NS201: the overflow reaches the loss.
 
 ## References
 - https://github.com/huggingface/transformers/pull/33317

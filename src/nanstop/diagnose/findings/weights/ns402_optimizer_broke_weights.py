@@ -33,12 +33,15 @@ weight.data                         # tensor([-inf, nan], dtype=torch.float16)
    Cost: 6 bytes more a trainable parameter.
 3. Where eps was set to 0, give it back its 1e-8, on parameters in float32: what never had a
    gradient is 0 / 1e-8 = 0 then. Cost: none.
-4. Lower the learning rate. Cost: a slower run; right only where the update overflows by its size.
+4. In an optimizer of your own, keep what it divides by from 0, and what it takes a root of from
+   below 0. Cost: none.
+5. Lower the learning rate. Cost: a slower run; right only where the update overflows by its size.
 
 ## Fix safety
-Float32 trainables and states are safe. Another optimizer, an eps in place of 0, another learning
-rate and re-initialised rows change training. A larger eps is not offered: where v is 0 the update
-is lr x m / eps, 100 times the learning rate for a gradient of 1e-3 and an eps of 1e-5 (NS110).
+Float32 trainables and states are safe. Another optimizer, an eps in place of 0, another form of an
+own optimizer's line, another learning rate and re-initialised rows change training. A larger eps is
+not offered: where v is 0 the update is lr x m / eps, 100 times the learning rate for a gradient of
+1e-3 and an eps of 1e-5 (NS110).
 
 ## Not to be confused with
 NS401: already broken, and the update that did it is not known. The log seldom shows this failure:
@@ -58,6 +61,7 @@ import math
 
 from nanstop.diagnose.evidence.candidates import (
     Candidates,
+    forms,
     fp32_trainables,
     initialised,
     updated_in_half,
@@ -107,11 +111,11 @@ def check(evidence: Evidence) -> Diagnosis | None:
     usual = "Make the schedule return a finite rate at every step." if _has_no_rate(facts) else ""
     return Diagnosis(
         code="NS402",
-        title=_title(broken, too_long=too_long),
+        title=_title(broken, evidence, too_long=too_long),
         cause=cause,
         confidence=confidence,
-        lines=_lengths(evidence, broken) if too_long else (_count(broken),),
-        remedies=(*_remedies(facts), *rows),
+        lines=_lengths(evidence, broken) if too_long else _counts(evidence, broken),
+        remedies=(*_remedies(facts), *_own_forms(evidence, facts, found), *rows),
         where=broken[0] if broken else "",
         usual_cure=usual,
     ).at(facts.schedule_at if usual else None)
@@ -167,14 +171,28 @@ def _found_later(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _title(broken: tuple[str, ...], *, too_long: bool) -> str:
+def _title(broken: tuple[str, ...], evidence: Evidence, *, too_long: bool) -> str:
     if too_long:
         return f"the update moves {listed(broken)} far too far"
+    before, step = _put_right(evidence), breaking_update(evidence)
+    if before and step is not None:
+        return f"weights not finite since the update of step {step}: {listed(before)}"
     return f"the update broke {listed(broken)}" if broken else "the update broke the weights"
 
 
-def _count(broken: tuple[str, ...]) -> str:
-    return f"gradients were finite; {counted(len(broken), 'parameter')} not finite after the update"
+def _counts(evidence: Evidence, broken: tuple[str, ...]) -> tuple[str, ...]:
+    """Return how many weights an update has broken, and how that is known where it was not that
+    update.
+    """
+    num = counted(len(broken), "parameter")
+    if _put_right(evidence):
+        again = f"with them put right, the next one breaks {listed(broken)}"
+        return (f"the update that broke them could not be made again; {again}",)
+    return (f"gradients were finite; {num} not finite after the update",)
+
+
+def _put_right(evidence: Evidence) -> tuple[str, ...]:
+    return evidence.incident.put_right if evidence.incident is not None else ()
 
 
 def _lengths(evidence: Evidence, broken: tuple[str, ...]) -> tuple[str, ...]:
@@ -276,6 +294,17 @@ def _remedies(facts: RunFacts) -> Candidates:
     without = optimizer is not None and optimizer.eps == 0.0 and not wide
     eps: Candidates = ((Atom(remedy="optimizer_eps", value="1e-08"),),) if without else ()
     return (*wide, *state, *eps, (Atom(remedy="lr", value="0.1"),))
+
+
+def _own_forms(evidence: Evidence, facts: RunFacts, found: Localization) -> Candidates:
+    """Return other forms of the line of an optimizer that computes what has no value, where that is
+    not for an eps that is 0, or is in its format.
+    """
+    event, optimizer = found.first_bad, facts.optimizer
+    if event is None or found.origin != "born_here" or not _own_arithmetic(event):
+        return ()
+    by_eps = optimizer is not None and optimizer.eps == 0.0
+    return () if by_eps or _lost_eps(facts, found, event) is not None else forms(evidence)
 
 
 def _zero_rows(facts: RunFacts, broken: tuple[str, ...]) -> Candidates:

@@ -4,7 +4,8 @@
 An operation overflowed on finite weights and a finite batch. In the steps before it the loss and
 the gradient norm had grown, each step more than the one before, and nothing was wrong with any of
 them but their size. It is told while all is finite, too: where six of seven updates raise both, and
-the loss has come to 100,000 times what it was.
+the loss has come to 100,000 times what it was; and where no loss since one update has been as low
+as the highest before it, and that update had a learning rate 10 times that of those beside it.
 
 ## Why it happens
 Gradient descent on a curvature of L multiplies the distance to the minimum by |1 - lr L| a step:
@@ -32,6 +33,8 @@ w.data                              # tensor(-inf)
    it bounds a step, not a learning rate that is too large.
 3. Warm the learning rate up over some hundred steps. Cost: those steps. `nanstop lr-range SCRIPT`
    finds the rate at which training runs away. Cost: about a hundred steps.
+4. Where one update had a rate of its own, mend what sets the rate there: a finder that leaves its
+   last one in, a schedule that is asked for another step. Cost: none.
 
 ## Fix safety
 All of it changes training. Leaving the failing update out is no cure: the weights are where they
@@ -54,12 +57,13 @@ is a batch that is far from the others (NS504).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from statistics import median, median_low
 
 from nanstop.diagnose.evidence.accounts import DECAYED, GROWS, update_line
 from nanstop.diagnose.evidence.candidates import Candidates
+from nanstop.diagnose.evidence.climbs import WINDOW, Climb, by_step, climb, climbs
+from nanstop.diagnose.evidence.lone_update import lone_update
 from nanstop.diagnose.evidence.reading import first_bad, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.diagnose.evidence.shorter_updates import (
@@ -69,7 +73,6 @@ from nanstop.diagnose.evidence.shorter_updates import (
     was_tried,
     without_scale,
 )
-from nanstop.frozen import frozen
 from nanstop.records import (
     FORMAT_MAX,
     Atom,
@@ -90,7 +93,6 @@ WIDE = 1e30
 """Formats that end beyond this hold whatever a training that does not run away computes."""
 BY_FAR = 1e5
 CLEARLY = 100.0
-WINDOW = 64
 DECAY = "weight_decay"
 """The remedy."""
 USUAL_DECAY = 0.01
@@ -102,38 +104,18 @@ _RISING = 7
 failed."""
 
 
-@frozen
-class Climb:
-    """``factor``: the last value over what was usual;
-    ``rises``: how often a value was twice all before it; ``highest``: of them all.
-
-    ``is_short``: nothing says whether the history was flat before.
-    """
-
-    first: float
-    last: float
-    highest: float
-    rises: int
-    is_short: bool
-
-    @property
-    def factor(self) -> float:
-        """How many times what was usual; a loss near zero is taken as 1."""
-        return self.last / max(self.first, 1.0)
-
-
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if loss and gradient norm climb, to an overflow or so far that no other
     training does.
     """
     if evidence.incident is None:
-        return _while_finite(evidence)
+        return _after_one(evidence) or _while_finite(evidence)
     event, output = first_bad(evidence, ANYWHERE)
     if event is None or output is None or not _is_overflow(event, output):
         return None
     weights = _grown_weights(evidence)
     wide = FORMAT_MAX.get(output.dtype, 0.0) > WIDE
-    loss, norm = _climbs(evidence)
+    loss, norm = climbs(evidence)
     confidence = _confidence(loss, norm, wide=wide, moved=bool(weights))
     facts, shorter, decayed = standing(evidence), passing(evidence), _decayed(evidence)
     if shorter is not None and shorter.atoms[0].remedy != DECAY and was_tried(evidence, DECAY):
@@ -166,7 +148,7 @@ def _while_finite(evidence: Evidence) -> Diagnosis | None:
     ends = (one.values[-_RISING - 1 :] for one in evidence.series if one.name == "grad_norm")
     if not _rises(next(ends, ())):  # of nearly all runs: no more is read of them
         return None
-    losses, norms = _by_step(evidence, "loss_raw"), _by_step(evidence, "grad_norm")
+    losses, norms = by_step(evidence, "loss_raw"), by_step(evidence, "grad_norm")
     steps = [step for step in losses if step in norms][-WINDOW:]
     latest = steps[-_RISING - 1 :]
     signs = {value > 0.0 for step, value in series_values(evidence, "loss_raw") if step in latest}
@@ -174,7 +156,7 @@ def _while_finite(evidence: Evidence) -> Diagnosis | None:
         return None
     if not all(_rises([history[step] for step in latest]) for history in (losses, norms)):
         return None
-    loss, norm = (_climb({step: each[step] for step in steps}) for each in (losses, norms))
+    loss, norm = (climb({step: each[step] for step in steps}) for each in (losses, norms))
     if loss is None or norm is None or loss.factor < BY_FAR or norm.factor < CLEARLY:
         return None
     decayed = _decayed(evidence)
@@ -193,6 +175,29 @@ def _while_finite(evidence: Evidence) -> Diagnosis | None:
         where=standing(evidence).host,
         seen=Sighting(step=latest[0], phase="optimizer"),
     ).at(source)
+
+
+def _after_one(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if the loss has stayed up since one update at a rate of its own."""
+    lone = lone_update(evidence)
+    if lone is None:
+        return None
+    facts = standing(evidence)
+    return Diagnosis(
+        code="NS404",
+        title=f"the loss has stayed up since the update of step {lone.step}",
+        cause=(
+            f"that update was made at a learning rate of {lone.rate:.3g}, those beside it at "
+            f"{lone.usual:.3g} or less; no loss before it was above {lone.highest:.3g}, and none "
+            f"since is below {lone.lowest:.3g}"
+        ),
+        confidence="likely",
+        lines=(
+            f"go back to weights from before step {lone.step}, and mend what sets the rate there",
+        ),
+        where=facts.host,
+        seen=Sighting(step=lone.step, phase="optimizer"),
+    ).at(facts.schedule_at or update_line(evidence) or facts.optimizer_at)
 
 
 def _rises(values: Sequence[float]) -> bool:
@@ -223,62 +228,6 @@ def _has_no_units(stats: TensorStats) -> bool:
     e to such a difference is any number.
     """
     return stats.absmax > 2.0 / EPSILON.get(stats.dtype, math.inf)
-
-
-def _climbs(evidence: Evidence) -> tuple[Climb | None, Climb | None]:
-    """Return how loss and norm rose up to the failing step, where losses were finite; from one
-    evaluation to the next where updates evaluate a closure, which move the weights in between.
-    """
-    if "closure" in standing(evidence).sinks:
-        return _climbs_of_evaluations(evidence)
-    losses, norms = _by_step(evidence, "loss_raw"), _by_step(evidence, "grad_norm")
-    return _climb(losses), _climb({step: norms[step] for step in losses if step in norms})
-
-
-def _climbs_of_evaluations(evidence: Evidence) -> tuple[Climb | None, Climb | None]:
-    at = evidence.incident.at.step if evidence.incident is not None else math.inf
-    losses, norms = (
-        [size for step, size in _sizes(evidence, name) if step <= at]
-        for name in ("loss_raw", "grad_norm")
-    )
-    if len(norms) != len(losses):
-        return None, None
-    finite = [place for place, loss in enumerate(losses) if math.isfinite(loss)]
-    return _climb({n: losses[n] for n in finite}), _climb({n: norms[n] for n in finite})
-
-
-def _climb(history: Mapping[int, float]) -> Climb | None:
-    """Return how a history rose up to the failing step; None for one step, or only zeros."""
-    values = list(history.values())[-WINDOW:]
-    if len(values) < 2 or not any(values):
-        return None
-    first = median_low(values[: (len(values) + 1) // 2])
-    record, rises = first, 0
-    for value in values:
-        if value > 0.0 and value >= 2.0 * record:
-            record, rises = value, rises + 1
-    return Climb(first, values[-1], max(values), rises, len(values) < 3)
-
-
-def _by_step(evidence: Evidence, name: str) -> dict[int, float]:
-    """Return the size of each step's value: of its micro-batches the median;
-    steps that failed are left out.
-    """
-    at = evidence.incident.at.step if evidence.incident is not None else math.inf
-    steps: dict[int, list[float]] = {}
-    for step, size in _sizes(evidence, name):
-        if step <= at:
-            steps.setdefault(step, []).append(size)
-    return {step: median(seen) for step, seen in steps.items() if all(map(math.isfinite, seen))}
-
-
-def _sizes(evidence: Evidence, name: str) -> list[tuple[int, float]]:
-    """Return the sizes of a history's values, each with its step.
-
-    The norm of finite gradients overflows before they do: it counts as the largest number.
-    """
-    largest = FORMAT_MAX["float32"] if name == "grad_norm" else math.inf
-    return [(step, min(abs(value), largest)) for step, value in series_values(evidence, name)]
 
 
 def _grown_weights(evidence: Evidence) -> tuple[TensorStats, ...]:

@@ -150,6 +150,36 @@ def test_what_is_raised_for_another_reason(run, guard, tmp_path, monkeypatch):
     assert run(guard, tmp_path, monkeypatch, is_bad=False) == ()
 
 
+@pytest.mark.parametrize("by_closure", [False, True])
+@pytest.mark.parametrize("guard", [isnan, asserted, read, counted])
+def test_a_guard_between_a_model_and_its_backward(guard, by_closure, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    store = Store(tmp_path)
+    store.reset()
+    autowatch.install(opener(Policy(), store, lambda _: None))
+    try:
+        torch.manual_seed(0)
+        net = Net(lambda _: None)
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+        for number in range(FAILING + 1):
+
+            def loss(number=number):
+                optimizer.zero_grad()
+                loss = net(batch(number, is_bad=False)) + batch(number, is_bad=True).log().sum()
+                guard(loss)
+                loss.backward()
+                return loss
+
+            optimizer.step(loss) if by_closure else (loss(), optimizer.step())
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        autowatch.unwatch()
+    (report,) = store.reports.values()
+    assert (report.diagnoses[0].code, report.proof.verdict) == ("NS207", "proven")
+    assert report.audit[-1].action.reason.startswith("the exception goes on to the script")
+
+
 class Probability(nn.Module):
     """The logarithm of a probability, which float32 rounds to 0."""
 

@@ -140,9 +140,9 @@ class LoopController:
         found = alarm_of_exception(step.view, at, error, phase or phase_of(error))
         self.ends.ask(step, replace(found, no_redo=RAISED, is_past=True))
 
-    def given_up(self, step: LoopStep) -> None:
+    def given_up(self, step: LoopStep, why: str = GIVEN_UP) -> None:
         """Report a micro-batch, the last of ``step``, that the script skipped because its loss is
-        not finite.
+        not finite. ``why``: there is nothing to make anew.
 
         Errors: ``TrainingStopped`` where that is resolved.
         """
@@ -152,7 +152,7 @@ class LoopController:
             source="loss", name="loss", value=value, message="skipped by the script", at=at
         )
         found = alarm(step.view, at, (signal,), "forward")
-        self.ends.ask(step, replace(found, no_redo=GIVEN_UP, is_past=True))
+        self.ends.ask(step, replace(found, no_redo=why, is_past=True))
 
     def fails_again(self, step: LoopStep) -> bool:
         """Return whether the only micro-batch of a step can be run again, and fails; if that takes

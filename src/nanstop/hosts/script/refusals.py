@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from nanstop.decide.policy import RAISED
 from nanstop.detect.numeric_errors import is_numeric, phase_of
 from nanstop.errors import TrainingStopped
 from nanstop.frozen import frozen
@@ -86,20 +87,31 @@ class Refusals:
     def raised(self, error: Exception, *, if_seen: bool = False) -> bool:
         """Report an exception of the script that says that a number was bad; or ``if_seen`` any,
         but only if a bad one was computed in what has been recorded (of an assertion, in what led
-        to the last of it), or if a model raises it because of one. Return whether it was reported.
+        to the last of it), if the loss was read and is bad, or if a model raises it because of a
+        number. Return whether it was reported.
         """
         micro = self._state.micro
         if micro is None or not self._state.idle or not (if_seen or is_numeric(error)):
             return False
+        has_read = if_seen and micro.given_up()
         self._state.drop()
         with self._looking("the exception was not investigated"):
-            if if_seen and not (_comes_to_bad(micro, error) or self._is_own_answer(micro, error)):
+            if not (has_read or self._is_told(micro, error, if_seen=if_seen)):
                 return False
             self._state.met_failure = True
             self._state.keep(micro)
-            self._controller.raised(self._steps.step(self._state.window, None, ()), error)
+            step = self._steps.step(self._state.window, None, ())
+            if has_read:  # the loss is bad; what the script makes of that is not run again
+                self._controller.given_up(step, RAISED)
+            else:
+                self._controller.raised(step, error)
         self._state.window.closed = True
         return True
+
+    def _is_told(self, micro: TapedMicro, error: Exception, *, if_seen: bool) -> bool:
+        if not if_seen:
+            return True
+        return _comes_to_bad(micro, error) or self._is_own_answer(micro, error)
 
     def _is_own_answer(self, micro: TapedMicro, error: Exception) -> bool:
         """Return whether a model of the script raises, because of a bad number."""

@@ -6,6 +6,7 @@ import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,21 @@ def read(h: Tensor) -> None:
 def unequal(h: Tensor) -> None:
     if bool((0.0 * h != 0.0).float().mean() > 0):
         raise ValueError
+
+
+def unlike(h: Tensor) -> None:
+    if (h - h).sum() != (h - h).sum():
+        raise ValueError
+
+
+def not_small(h: Tensor) -> None:
+    if not (h - h).abs().max() < 1e6:
+        raise RuntimeError("diverged")
+
+
+def in_numpy(h: Tensor) -> None:
+    if np.isnan((h - h).detach().numpy()).any():
+        raise KeyError("loss")
 
 
 def counted(h: Tensor) -> None:
@@ -150,11 +166,9 @@ def test_what_is_raised_for_another_reason(run, guard, tmp_path, monkeypatch):
     assert run(guard, tmp_path, monkeypatch, is_bad=False) == ()
 
 
-@pytest.mark.parametrize("by_closure", [False, True])
-@pytest.mark.parametrize("guard", [isnan, asserted, read, counted])
-def test_a_guard_between_a_model_and_its_backward(guard, by_closure, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
-    store = Store(tmp_path)
+def between(guard, folder: Path, *, is_bad: bool, by_closure: bool) -> tuple:
+    """Train with a guard between the model and its backward; return what was reported."""
+    store = Store(folder)
     store.reset()
     autowatch.install(opener(Policy(), store, lambda _: None))
     try:
@@ -165,8 +179,10 @@ def test_a_guard_between_a_model_and_its_backward(guard, by_closure, tmp_path, m
 
             def loss(number=number):
                 optimizer.zero_grad()
-                loss = net(batch(number, is_bad=False)) + batch(number, is_bad=True).log().sum()
-                guard(loss)
+                rows = batch(number, is_bad=is_bad)
+                loss = net(batch(number, is_bad=False)) + rows.log().sum()
+                if is_bad or number == FAILING:
+                    guard(loss if is_bad else rows)
                 loss.backward()
                 return loss
 
@@ -175,9 +191,34 @@ def test_a_guard_between_a_model_and_its_backward(guard, by_closure, tmp_path, m
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
         autowatch.unwatch()
-    (report,) = store.reports.values()
+    return tuple(store.reports.values())
+
+
+@pytest.mark.parametrize(
+    ("guard", "by_closure"),
+    [(isnan, True), (unlike, True)]
+    + [(guard, False) for guard in (isnan, asserted, read, counted, unlike, not_small, in_numpy)],
+)
+def test_a_guard_between_a_model_and_its_backward(guard, by_closure, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    (report,) = between(guard, tmp_path, is_bad=True, by_closure=by_closure)
     assert (report.diagnoses[0].code, report.proof.verdict) == ("NS207", "proven")
     assert report.audit[-1].action.reason.startswith("the exception goes on to the script")
+
+
+def left_out(h: Tensor) -> None:
+    """Raise for another reason, after what has no logarithm was left out."""
+    torch.where(h > 1.0, (h - 1.0).log(), 0.0).sum().item()
+    raise KeyError("missing")
+
+
+@pytest.mark.parametrize(
+    ("guard", "by_closure"),
+    [(best, False), (near, False), (masked, True), (left_out, False), (left_out, True)],
+)
+def test_another_reason_between_a_model_and_its_backward(guard, by_closure, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    assert between(guard, tmp_path, is_bad=False, by_closure=by_closure) == ()
 
 
 class Probability(nn.Module):

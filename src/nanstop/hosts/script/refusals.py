@@ -87,8 +87,8 @@ class Refusals:
     def raised(self, error: Exception, *, if_seen: bool = False) -> bool:
         """Report an exception of the script that says that a number was bad; or ``if_seen`` any,
         but only if a bad one was computed in what has been recorded (of an assertion, in what led
-        to the last of it), if the loss was read and is bad, or if a model raises it because of a
-        number. Return whether it was reported.
+        to the last of it), if the loss was read and is bad, if the last that was asked was asked of
+        a NaN, or if a model raises it because of a number. Return whether it was reported.
         """
         micro = self._state.micro
         if micro is None or not self._state.idle or not (if_seen or is_numeric(error)):
@@ -202,4 +202,6 @@ class Refusals:
 
 def _comes_to_bad(micro: TapedMicro, error: Exception) -> bool:
     is_asserted = isinstance(error, AssertionError)
-    return (is_asserted or is_numeric(error)) and micro.comes_to_bad(of_last=is_asserted)
+    if is_asserted or is_numeric(error):
+        return micro.comes_to_bad(of_last=is_asserted)
+    return micro.asks_of_nan()

@@ -26,7 +26,7 @@ from nanstop.hosts.tape.tensors import SavedHooks, total
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.followed import Line
 from nanstop.numerics.nested import leaves, named_inputs
-from nanstop.numerics.tensors import by_torch_alone
+from nanstop.numerics.tensors import by_torch_alone, is_inexact
 from nanstop.own_code import is_of_library
 from nanstop.pure_code import leaves_nothing
 from nanstop.replay.rng import RngState
@@ -182,6 +182,29 @@ class TapedMicro:
         tape.losses = bad[-1:]
         self.loss = values[bad[-1]].detach().sum() if bad else None
         return bool(bad)
+
+    def asks_of_nan(self) -> bool:
+        """Return whether the last that was made is NaN or says something of what is (``loss !=
+        loss``, ``not loss < 1e6``), which is its loss then. Runs forward once more.
+        """
+        tape, values = self.tape, dict[int, Tensor]()
+        made = {slot: call for call in tape.calls for slot in call.results}
+        if self.obstacle() or not made:
+            return False
+        asked = tape.losses = [max(made)]
+        with suppress(Exception):
+            for call in tape.needed():
+                call.play(values, {})
+        while asked:
+            *asked, slot = asked
+            value = values.get(slot)
+            if value is not None and not is_inexact(value):
+                asked += [one.index for one in made[slot].held(Slot) if one.index in made]
+            elif value is not None and bool(value.isnan().any()):
+                self.loss, tape.losses = value.detach().sum(), [slot]
+                return True
+        tape.losses = []
+        return False
 
     def is_loss(self) -> bool:
         """Return whether a gradient would come to a weight from what the script has made without

@@ -166,8 +166,8 @@ def decide(  # noqa: PLR0913 - called once, by name
     ``harmless``: all that the update is made of is finite, so that nothing but it would be lost.
     ``no_redo``: why gradients made anew would not be those of this update, empty where they would:
     a proven remedy is then on from the next update on, and this one is left out; ``is_past``: the
-    script has had its way with it. Several ranks, or an update that cannot be held back, leave
-    "observe"; "stop" on one rank needs no veto.
+    script has its way with what is not made anew. Several ranks, or an update that cannot be held
+    back, leave "observe"; "stop" on one rank needs no veto.
     """
     known = state.occurrence(key)
     cure = known.cure if proof is None else _permitted(policy, proof)
@@ -180,9 +180,13 @@ def decide(  # noqa: PLR0913 - called once, by name
     repairs, goes_back = policy.on_failure == "repair", weights_broken or update_pending or led_here
     stays = () if not repairs or _is_for_data(cure) else cure
     can_redo = not no_redo or goes_back
-    if (is_past and not weights_broken) or (stays and not can_redo):
-        state = state if is_past else _left_out(state, state.losses(optimizer))
-        return _for_later(policy, stays, proof, no_redo, is_past=is_past), _adopt(state, stays)
+    is_left = is_past and not weights_broken and bool(no_redo or not (repairs and cure))
+    if is_left or (stays and not can_redo):
+        state, why = (
+            state if is_past else _left_out(state, state.losses(optimizer)),
+            no_redo or RAISED,
+        )
+        return _for_later(policy, stays, proof, why, is_past=is_past), _adopt(state, stays)
     if repairs and cure and can_redo:
         before = completed(state, optimizer)
         kind, state = _repair(before, cure, now.count, at_step=at_step, goes_back=goes_back)

@@ -2,6 +2,8 @@
 call of it: its side effects happen once, and its weights are those of a plain run.
 """
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -69,3 +71,36 @@ def test_an_own_loss_trains_as_without_nanstop(tmp_path):
     pairs = zip(plain.model.parameters(), other.model.parameters(), strict=True)
     assert all(torch.equal(one, two) for one, two in pairs)
     assert torch.nn.Module.__call__ is torch.nn.Module._wrapped_call_impl
+
+
+class Guarded(Trainer):
+    """The mean over what a mask leaves of each row, and a guard against a row that has nothing."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        ids = inputs["input_ids"]
+        logits = model.lm_head(model.model(ids).last_hidden_state)[:, :-1]
+        each = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        mask = torch.ones_like(each).view_as(ids[:, 1:])
+        if self.state.global_step == 2:
+            mask[0] = 0.0
+        loss = ((each.view_as(mask) * mask).sum(1) / mask.sum(1)).mean()
+        if torch.isnan(loss):
+            raise RuntimeError("the loss is NaN")
+        return (loss, logits) if return_outputs else loss
+
+
+@pytest.mark.parametrize("allow", [(), ("form",)])
+def test_a_guard_of_the_loss_ends_a_run_unless_the_step_is_cured(tmp_path, allow):
+    torch.manual_seed(0)
+    trainer = build("trainer", tmp_path / "hf")
+    trainer.__class__ = Guarded
+    trainer.args.max_steps = 4
+    policy = nanstop.Policy(allow=allow)
+    ends = nullcontext() if allow else pytest.raises(RuntimeError, match="loss is NaN")
+    with nanstop.watch(trainer, policy=policy, out=tmp_path / "out") as watch, ends:
+        trainer.train()
+    (report,) = watch.incidents
+    assert (report.diagnoses[0].code, report.proof.verdict) == ("NS205", "proven")
+    kinds = {entry.action.kind for entry in report.audit}  # both micro-batches of the window fail
+    assert kinds == ({"redo", "adopt"} if allow else {"continue"})
+    assert trainer.state.global_step == (4 if allow else 2)

@@ -81,30 +81,36 @@ class TrainerWindows:
 
     def raised(self, window: TrainerWindow, error: Exception) -> bool:
         """Return whether a micro-batch that raised was redone, or given up with its window's
-        update. What the script raises itself, because of a number, goes on to it.
+        update. What the script raises itself, because of a number, and is not redone, goes on to
+        it.
         """
         watch, micro = self._watch, window.micros[-1]
         at = watch.step_id(step=window.index, micro=len(window.micros) - 1)
         phase = "generate" if micro.batch is None else phase_of(error)
-        if not is_numeric(error):
-            # A healthy run has no use for it.
-            from nanstop.localize.own_answer import answers_a_bad_number
-
-            if micro.batch is not None and answers_a_bad_number(self.step(window), error):
-                found = alarm_of_exception(watch.view, at, error, phase)
-                self.ends.ask(self.step(window), replace(found, no_redo=RAISED, is_past=True))
-            else:
-                self._set_up_again(at, error)
+        is_own = not is_numeric(error)
+        if is_own and not self._is_answer(window, error):
+            self._set_up_again(at, error)
             return False
-        found = alarm_of_exception(watch.view, at, error, phase)
+        found = replace(alarm_of_exception(watch.view, at, error, phase), is_past=is_own)
         if micro.batch is None:
             self.ends.ask(None, found)
             return False
+        if is_own and self.facts.world_size > 1:  # the others wait for this one
+            self.ends.ask(self.step(window), replace(found, no_redo=RAISED))
+            return False
         if not self.ends.carry(self.step(window), found, window.ending):
+            return False
+        if is_own and not window.ending.redone:
             return False
         if not window.ending.apply:
             micro.loss = watch.host.leave_out(micro)
         return True
+
+    def _is_answer(self, window: TrainerWindow, error: Exception) -> bool:
+        from nanstop.localize.own_answer import answers_a_bad_number  # no use to a healthy run
+
+        has_batch = window.micros[-1].batch is not None
+        return has_batch and answers_a_bad_number(self.step(window), error)
 
     def _set_up_again(self, at: StepId, error: Exception) -> None:
         """Have the set-up looked at anew where a micro-batch raised what is no failure of

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "1ca76ca1a77273d4")
+REPORT_FORM = (1, "752dd9956e8e1c8d")
 
 
 def test_names():

@@ -77,6 +77,10 @@ class Incident:
     """The step before, where its update and those since a snapshot, made again, leave finite the
     weights that were found not to be; None where that is not so, or not known.
     """
+    written_by: tuple[SourceLine, ...] = ()
+    """Where there is ``remade_finite``: what of the script was seen to write to these weights since
+    that update, in order; () where nothing was.
+    """
     put_right: tuple[str, ...] = ()
     """Parameters that were not finite and were given ordinary numbers for the runs of this step:
     its update breaks some of them again. The one that broke them could not be made again.

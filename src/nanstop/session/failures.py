@@ -276,7 +276,7 @@ class Failures:
             if isinstance(broken, FailingStep):
                 return broken
             if broken == step.id.step - 1:
-                found.remade_finite = broken
+                found.remade_finite, found.written_by = broken, self._run.written_by(names)
         found.stage("compiled", lambda: note_compiled(step))
         before, raised = rewind.steps if rewind is not None else (), found.raised
         failing = found.stage(

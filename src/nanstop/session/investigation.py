@@ -82,6 +82,7 @@ class Investigation:
     born_on: tuple[int, ...] | None = None
     rewritten_at: tuple[SourceLine, ...] | None = None
     remade_finite: int | None = None
+    written_by: tuple[SourceLine, ...] = ()
     put_right: tuple[str, ...] = ()
     batch: tuple[BatchFact, ...] = ()
     rows: BatchRows | None = None
@@ -215,6 +216,7 @@ class Investigation:
             born_on=self.born_on,
             rewritten_at=self.rewritten_at,
             remade_finite=self.remade_finite,
+            written_by=self.written_by,
             put_right=self.put_right,
             odd_weights=self.odd_weights,
             lost_moments=self.lost_moments,

@@ -13,7 +13,7 @@ from nanstop.decide.decision import Decision
 from nanstop.records import Atom, BatchRows, Diagnosis, Report, RunFacts, StepId
 from nanstop.report.run_report import RunReport
 from nanstop.session.history import History
-from nanstop.session.watched_run import WatchedRun
+from nanstop.session.watched_run import WatchedRun, WrittenBy
 
 if TYPE_CHECKING:
     from nanstop.detect.signals import Alarm
@@ -33,6 +33,7 @@ class OffSession(WatchedRun):
         self.announce: Callable[[News], None] = lambda _: None
         self.rows_of: Callable[[Batch], BatchRows | None] = lambda _: None
         self.decode: Callable[[Sequence[int]], str] = str
+        self.written_by: WrittenBy = lambda _: ()
 
     @property
     def reports(self) -> Sequence[Report]:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from nanstop.decide.policy import Policy
 from nanstop.numerics.weights import param_groups
-from nanstop.records import Atom, BatchRows, Report, RunFacts, StepId
+from nanstop.records import Atom, BatchRows, Report, RunFacts, SourceLine, StepId
 from nanstop.replay.step import Batch, ModelView, Step
 from nanstop.session.history import History
 from nanstop.session.telling.live import Live
@@ -43,6 +43,8 @@ class RunState(Protocol):
     def rows_of(self) -> Callable[[Batch], BatchRows | None]: ...
     @property
     def decode(self) -> Callable[[Sequence[int]], str]: ...
+    @property
+    def written_by(self) -> Callable[[Sequence[str]], tuple[SourceLine, ...]]: ...
     @property
     def in_force(self) -> tuple[Atom, ...]: ...
 

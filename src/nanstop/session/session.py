@@ -41,7 +41,7 @@ from nanstop.session.machine import command, environment
 from nanstop.session.run_end import folders_of, not_finite
 from nanstop.session.shown_text import ids_as_text
 from nanstop.session.telling.live import Live
-from nanstop.session.watched_run import WatchedRun
+from nanstop.session.watched_run import WatchedRun, WrittenBy
 from nanstop.store.incidents import Store
 from nanstop.store.summary import summary_of
 
@@ -86,6 +86,7 @@ class Session(WatchedRun):
         self.present: Callable[[], StepId | None] = lambda: None
         self.rows_of: Callable[[Batch], BatchRows | None] = lambda _: None
         self.decode: Callable[[Sequence[int]], str] = ids_as_text
+        self.written_by: WrittenBy = lambda _: ()
         self.opened: Callable[[Session], None] = lambda _: None
         """Told of a training that begins, when its facts are known."""
         self._failures: Failures | None = None

@@ -18,6 +18,7 @@ from nanstop.records import (
     PrecisionPlan,
     Report,
     RunFacts,
+    SourceLine,
     StepId,
 )
 from nanstop.session.history import History
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from nanstop.replay.step import Batch, ModelView, Step
     from nanstop.report.announce import News
     from nanstop.report.run_report import RunReport
+
+WrittenBy = Callable[[Sequence[str]], tuple[SourceLine, ...]]
 
 
 class WatchedRun(Protocol):
@@ -53,6 +56,8 @@ class WatchedRun(Protocol):
     """Asks the host which rows a micro-batch was made of."""
     decode: Callable[[Sequence[int]], str]
     """Asks the host for the text of some token ids."""
+    written_by: WrittenBy
+    """Asks the host what it saw write to each of some weights since the last update, in order."""
 
     @property
     def reports(self) -> Sequence[Report]:

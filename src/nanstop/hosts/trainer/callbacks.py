@@ -1,14 +1,19 @@
 """Callbacks of transformers and TRL.
 
-The classes that others build on, which of them only report, and what is added to the reports.
+The classes that others build on, which of them only report, what is added to the reports, and which
+of them write to weights between an update and the next forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from operator import attrgetter, methodcaller
 from typing import Any
 
+from torch import Tensor, nn
 from transformers import integrations
 from transformers.trainer_callback import (
     EarlyStoppingCallback,
@@ -17,6 +22,7 @@ from transformers.trainer_callback import (
     TrainerCallback,
 )
 
+from nanstop.frozen import frozen
 from nanstop.hosts.patching import Patches
 from nanstop.hosts.trackers import (
     Send,
@@ -25,9 +31,25 @@ from nanstop.hosts.trackers import (
     to_trackio,
     to_wandb,
 )
+from nanstop.numerics.tensors import by_torch_alone
 from nanstop.own_code import is_class_of
+from nanstop.records import SourceLine
+from nanstop.tracebacks import passes_through
+from nanstop.tracing.places import source_line
 
-__all__ = ["Trackers", "TrainerCallback", "is_reporting", "is_tracker", "is_users"]
+__all__ = [
+    "CallbackWrites",
+    "Trackers",
+    "TrainerCallback",
+    "is_reporting",
+    "is_tracker",
+    "is_users",
+]
+__tracebackhide__ = passes_through
+
+_log = logging.getLogger("nanstop")
+_VERSION, _ADDRESS = attrgetter("_version"), methodcaller("data_ptr")
+_Marks = tuple[list[Any], list[Any]]
 
 _SHOWN_ELSEWHERE = ("NotebookProgressCallback", "RichProgressCallback")
 """Progress by means that need a notebook or `rich`: importing their modules would need them,
@@ -115,3 +137,114 @@ def is_users(callback: Any) -> bool:
     """Return whether a callback may change a training: the user's own, or early stopping."""
     library = is_class_of(type(callback), "transformers", "trl", "nanstop")
     return isinstance(callback, EarlyStoppingCallback) or not library
+
+
+@frozen
+class _Write:
+    names: frozenset[str]
+    by: SourceLine
+
+
+class CallbackWrites:
+    """Marks the trained weights before and after each method of a callback that is not
+    transformers' own: a write counts their versions up, or puts other memory in their place.
+    Nothing is read of what they hold, so that writes through ``weight.data`` are not seen, nor what
+    was written.
+    """
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._weights: list[Tensor] = []
+        self._writes: list[_Write] = []
+
+    def begin(self, root: nn.Module) -> None:
+        """Watch the weights of a training that begins. No device work."""
+        trained = [(n, p) for n, p in root.named_parameters() if type(p) is nn.Parameter]
+        self._names = [name for name, p in trained if p.requires_grad]
+        self._weights = [p for _, p in trained if p.requires_grad]
+        self._writes = []
+
+    def end(self) -> None:
+        """Hold nothing of the training any more."""
+        self._names, self._weights, self._writes = [], [], []
+
+    def updating(self) -> None:
+        """Forget what was written before an update."""
+        self._writes.clear()
+
+    def to_each(self, names: Sequence[str]) -> tuple[SourceLine, ...]:
+        """Return the methods that have written since the last update to any of some weights, in
+        order and each once; () where one of these was written by none of them.
+        """
+        found = [write for write in self._writes if not write.names.isdisjoint(names)]
+        if not set(names) <= {name for write in found for name in write.names}:
+            return ()
+        return tuple(dict.fromkeys(write.by for write in found))
+
+    def heard(self, handler: Any, call: Any, event: str, *args: Any, **kwargs: Any) -> Any:
+        """Have a callback handler ``call`` an ``event`` of its callbacks, one marked after the
+        other.
+        """
+        plain = handler.callbacks
+        if not self._weights or not any(_own_method(one, event) for one in plain):
+            return call(event, *args, **kwargs)
+        handler.callbacks = marked = _Marked(plain, event, self)
+        try:
+            return call(event, *args, **kwargs)
+        finally:
+            plain[:] = marked.plain()  # one may have been added, or taken out
+            handler.callbacks = plain
+
+    def marks(self) -> _Marks | None:
+        """Return what differs once a weight was written; None where that cannot be told."""
+        try:
+            with by_torch_alone():
+                return list(map(_VERSION, self._weights)), list(map(_ADDRESS, self._weights))
+        except Exception as error:  # a tensor of another make
+            _log.debug("writes of callbacks are not seen: %s", error)
+            self.end()
+            return None
+
+    def note(self, callback: Any, event: str, before: _Marks | None) -> None:
+        """Note what a method of a callback has written, if anything."""
+        now, line = self.marks(), _own_method(callback, event)
+        if before is None or now is None or now == before or line is None:
+            return
+        pairs = zip(self._names, zip(*before, strict=True), zip(*now, strict=True), strict=True)
+        names = frozenset(name for name, old, new in pairs if old != new)
+        called = f"{type(callback).__name__}.{event}"
+        found = source_line((line, line.co_firstlineno))
+        if found is not None:
+            self._writes.append(_Write(names, replace(found, function=called)))
+
+
+class _Marked(list[Any]):
+    """The callbacks of a handler, which calls each as it goes through them."""
+
+    def __init__(self, callbacks: Sequence[Any], event: str, writes: CallbackWrites) -> None:
+        super().__init__(callbacks)
+        self._event, self._writes = event, writes
+
+    def plain(self) -> list[Any]:
+        return list(super().__iter__())
+
+    def __iter__(self) -> Iterator[Any]:
+        for callback in super().__iter__():
+            if _own_method(callback, self._event) is None:
+                yield callback
+                continue
+            before = self._writes.marks()
+            yield callback
+            self._writes.note(callback, self._event, before)
+
+
+def _own_method(callback: Any, event: str) -> Any:
+    """Return the code of a callback's method for an event, None where it has none of its own or is
+    of transformers.
+    """
+    if is_class_of(type(callback), "transformers", "nanstop"):
+        return None
+    method: Callable[..., Any] | None = getattr(callback, event, None)
+    code = getattr(method, "__code__", None)
+    nothing = getattr(getattr(TrainerCallback, event, None), "__code__", None)
+    return None if code is nothing else code

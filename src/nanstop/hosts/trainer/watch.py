@@ -32,7 +32,7 @@ from nanstop.hosts.patching import Patches
 from nanstop.hosts.trackers import Incidents
 from nanstop.hosts.trainer.accounts import TrainerAccounts
 from nanstop.hosts.trainer.actions import Carrier
-from nanstop.hosts.trainer.callbacks import Trackers
+from nanstop.hosts.trainer.callbacks import CallbackWrites, Trackers
 from nanstop.hosts.trainer.checkpoints import CheckpointGuard
 from nanstop.hosts.trainer.evaluation import EvaluationGuard
 from nanstop.hosts.trainer.facts import facts_of
@@ -104,6 +104,7 @@ class TrainerWatch:
         self._resumed_from: str | None = None
         self._stop: Decision | None = None
         self._hooks = HookWrites(nn.Module())
+        self._callback_writes = CallbackWrites()
         self._trackers = Trackers(self._numbers)
         self._incidents = Incidents(self._trackers.sends)
 
@@ -145,6 +146,7 @@ class TrainerWatch:
             self.session = self._open_session(self.view, self.facts)
         session = self.session
         session.rows_of, session.decode = self.rows.rows_of, self.rows.decode
+        session.written_by = self._callback_writes.to_each
         session.prepare()
         facts = facts_of(self.view, self.trainer, resumed=self._resumed_from)
         lines: Any = self.lines_of(self.view.optimizer)
@@ -153,6 +155,8 @@ class TrainerWatch:
         alone = self.facts.world_size == 1 and not self.facts.compiled
         self.host.may_tape = alone and has_own_loss(self.trainer)
         session.start()
+        if self.facts.world_size == 1:
+            self._callback_writes.begin(self.view.root)
         self._trackers.begin(self.trainer)
         self._incidents.follow(session)
         self._hooks.stop()
@@ -214,6 +218,8 @@ class TrainerWatch:
             callbacks = self.trainer.callback_handler
             hear = partial(self._on_update, callbacks.on_pre_optimizer_step)
             self.patches.set(callbacks, "on_pre_optimizer_step", hear)
+            mark = partial(self._callback_writes.heard, callbacks, callbacks.call_event)
+            self.patches.set(callbacks, "call_event", mark)
             self._accounts.install()
         try:
             output = self._train(*args, **kwargs)
@@ -223,6 +229,7 @@ class TrainerWatch:
         finally:
             self._training = False
             self._hooks.stop()
+            self._callback_writes.end()
             self._accounts.end()
             self.rows.end()
             if self.session is not None:
@@ -292,6 +299,7 @@ class TrainerWatch:
             self._forget_failed(window)
             self._clip_as_the_host(window)
             self.windows.last_look(window)
+        self._callback_writes.updating()
         return tell(*args)
 
     @property

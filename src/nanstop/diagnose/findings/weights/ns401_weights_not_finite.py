@@ -114,6 +114,7 @@ def _written(incident: Incident, remade: int, named: tuple[str, ...]) -> Diagnos
     """Return the finding of weights that the updates, made again, leave finite: what else the run
     writes to weights is not made again.
     """
+    by = ", ".join(f"`{line.function}` ({line.short})" for line in incident.written_by)
     return Diagnosis(
         code="NS401",
         title=f"weights not finite: {listed(named)}",
@@ -123,12 +124,17 @@ def _written(incident: Incident, remade: int, named: tuple[str, ...]) -> Diagnos
         ),
         confidence="likely",
         lines=(
-            "something else has written to them since: a callback, a hook, an average of weights",
+            f"written to since by {by}"
+            if by
+            else "something else has written to them since: a callback, a hook, an average of "
+            "weights",
         ),
         where=named[0],
         usual_cure=(
-            f"Look at what writes to weights between the update of step {remade} and the forward "
-            f"of step {incident.at.step}, and let it write finite numbers only."
+            f"Look at what {by} writes to weights, and let it be finite numbers only."
+            if by
+            else f"Look at what writes to weights between the update of step {remade} and the "
+            f"forward of step {incident.at.step}, and let it write finite numbers only."
         ),
     )
 

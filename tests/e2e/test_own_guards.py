@@ -88,7 +88,25 @@ def masked(h: Tensor) -> None:
     raise StopIteration
 
 
-OTHERS = (missing, best, near, masked)
+def first(h: Tensor) -> None:
+    """Raise where nothing has been kept yet."""
+    if torch.isinf(BEST):
+        raise LookupError("nothing to compare with")
+
+
+def none_left(h: Tensor) -> None:
+    scores = h.masked_fill(h < h.max() + 1, -math.inf)
+    if (scores == -math.inf).all():
+        raise LookupError("none is left")
+
+
+def farther(h: Tensor) -> None:
+    if torch.isinf(BEST - h.mean()) or torch.isinf(torch.full((2,), math.inf).cumsum(0)).all():
+        raise LookupError("nothing to compare with")
+
+
+BEST = torch.tensor(math.inf)
+OTHERS = (missing, best, near, masked, first, none_left, farther)
 
 
 class Net(nn.Module):
@@ -219,6 +237,25 @@ def left_out(h: Tensor) -> None:
 def test_another_reason_between_a_model_and_its_backward(guard, by_closure, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "excepthook", lambda *_: None)
     assert between(guard, tmp_path, is_bad=False, by_closure=by_closure) == ()
+
+
+@RUNS
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_guard_of_what_is_given(run, value, tmp_path, monkeypatch):
+    def guarded(self, x: Tensor) -> Tensor:
+        if not torch.isfinite(x * 2).all():
+            raise ValueError("bad input")
+        return self.last(self.first(x).tanh()).square().mean()
+
+    monkeypatch.setattr(Net, "forward", guarded)
+    given = torch.where(batch(FAILING, is_bad=True) == 0.0, value, 0.5)
+    monkeypatch.setitem(
+        globals(),
+        "batch",
+        lambda n, **_: given if n == FAILING else given.clamp(0.5, 1.0).nan_to_num(),
+    )
+    (report,) = run(isnan, tmp_path, monkeypatch, is_bad=True)
+    assert report.diagnoses[0].code == "NS501"
 
 
 class Probability(nn.Module):

@@ -12,7 +12,7 @@ from itertools import compress
 from typing import Any
 
 from nanstop.localize import constants, dataflow, slicing
-from nanstop.localize.positions import Grid, positions_in
+from nanstop.localize.positions import Grid, positions_that_fail
 from nanstop.localize.provenance import LOGARITHMS, Kinds, descents, kinds_of, named
 from nanstop.localize.slicing import range_of
 from nanstop.records import (
@@ -243,10 +243,10 @@ class FailureOrigin:
         return tuple(self.event(i) for i in made)
 
     def _positions(self, index: int) -> tuple[Position, ...] | None:
-        details = self._details.get(index)
-        if details is None or self._samples.grid is None:
+        if self._samples.grid is None:
             return None
-        return positions_in(self.trace, self.trace.ops[index], details.bad, self._samples.grid)
+        bad = {i: details.bad for i, details in self._details.items()}
+        return positions_that_fail(self.trace, index, self._births.nan, bad, self._samples.grid)
 
     def _smuggled(self, index: int) -> bool:
         """Return whether the op reads a bad value although every op that wrote its operands

@@ -4,7 +4,7 @@ said only where its axes are those of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,34 @@ def positions_of(mask: Tensor, grid: Grid) -> tuple[Position, ...] | None:
             Position(sample=row, first_token=int(where.min()), last_token=int(where.max()))
         )
     return tuple(found)
+
+
+def positions_that_fail(
+    trace: Trace,
+    birth: int,
+    nans: Sequence[int],
+    bad: Mapping[int, Iterable[Tensor | None]],
+    grid: Grid,
+) -> tuple[Position, ...] | None:
+    """Return the positions of an op's bad elements; None also where it has such in each sample and
+    what becomes NaN of them, at the ops ``nans``, has not: which samples fail has to be tried then.
+
+    A mask that leaves its format is -inf in every padded row, and NaN where a row is nothing else.
+    ``bad``: of each op that was looked at, where its outputs are bad.
+    """
+
+    def at(index: int) -> tuple[Position, ...] | None:
+        return positions_in(trace, trace.ops[index], bad[index], grid) if index in bad else None
+
+    found, ends = at(birth), [at(index) for index in nans]
+    if found is None or birth in nans or len(_samples(found)) < grid.rows or None in ends:
+        return found
+    failing = {sample for end in ends if end for sample in _samples(end)}
+    return None if 0 < len(failing) < grid.rows else found
+
+
+def _samples(positions: Iterable[Position]) -> set[int]:
+    return {position.sample for position in positions}
 
 
 def positions_in(

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "752dd9956e8e1c8d")
+REPORT_FORM = (1, "38717756e522bc62")
 
 
 def test_names():

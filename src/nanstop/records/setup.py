@@ -162,11 +162,14 @@ class DataFacts:
 
 @record
 class ObjectiveFacts:
-    """``beta``: of DPO the inverse temperature, of GRPO and RLOO the weight of the KL term."""
+    """``beta``: of DPO the inverse temperature, of GRPO and RLOO the weight of the KL term.
+    ``rewards_at``: where the reward functions are defined, by the name that the trainer gives each.
+    """
 
     method: str
     beta: float | None = None
     num_generations: int | None = None
+    rewards_at: tuple[SourceLine, ...] = ()
 
 
 @record

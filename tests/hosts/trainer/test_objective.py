@@ -2,7 +2,9 @@
 changes nothing.
 """
 
+import functools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch
 import hf_cases as cases
 import nanstop
 import tiny
+from nanstop.hosts.trainer.objective import rewards_at
 from versions import needs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")
@@ -111,6 +114,23 @@ def test_rewards_that_differ_are_no_failure_where_the_loss_is_zero(tmp_path):
     assert not watch.incidents
 
 
+def test_where_rewards_are_defined():
+    class Scorer:
+        def __call__(self, **_):
+            return []
+
+    wrapped = functools.wraps(lengths)(lambda **_: [])
+    functions = [functools.partial(lengths, 1), wrapped, Scorer(), torch.nn.Linear(1, 1), len]
+    names = ["a", "b", "c", "d", "e"]
+    trainer = SimpleNamespace(reward_funcs=functions, reward_func_names=names)
+    found = rewards_at(trainer)
+    line = lengths.__code__.co_firstlineno
+    assert [one.function for one in found] == ["a", "b", "c"]
+    assert [one.line for one in found[:2]] == [line, line]
+    assert found[2].text == "def __call__(self, **_):"
+    assert rewards_at(SimpleNamespace()) == ()
+
+
 GOES_ON = needs("trl", "1.0", "before it an infinite reward is a NaN advantage")
 INFINITE = pytest.param(math.inf, "infinite", marks=GOES_ON)
 
@@ -120,6 +140,10 @@ def test_rewards_that_are_no_numbers_are_told_though_trl_goes_on(tmp_path, value
     watch, trainer = trained("GRPO", tmp_path, returning(value))
     assert word in codes(watch)["NS704"].cause
     assert codes(watch)["NS704"].where == "judge"
+    code = returning(value).__code__
+    source = codes(watch)["NS704"].source
+    assert (source.file, source.line, source.function) == (__file__, code.co_firstlineno, "judge")
+    assert source.text in codes(watch)["NS704"].lines[0]
     assert "NS701" not in codes(watch)  # what follows from it is not told beside it
     assert trainer.state.global_step == 5
 

@@ -14,10 +14,11 @@ from nanstop.hosts import compat
 from nanstop.hosts.model.structure import structure
 from nanstop.hosts.model.updates import resumed_from
 from nanstop.hosts.sharded.models import can_agree
+from nanstop.hosts.trainer.objective import rewards_at
 from nanstop.hosts.trainer.options import objective_of, planned_optimizer, precision_of, schedule_of
 from nanstop.hosts.trainer.view import HfView
 from nanstop.numerics.tensors import format_name
-from nanstop.records import AccumulationFacts, RateFacts, RunFacts, TextFacts
+from nanstop.records import AccumulationFacts, ObjectiveFacts, RateFacts, RunFacts, TextFacts
 from nanstop.records.formats import BY_SHORT_NAME
 
 _MASKING = ("assistant_only_loss", "completion_only_loss")
@@ -62,7 +63,7 @@ def facts_of(view: HfView, trainer: Any, *, resumed: str | None = None) -> RunFa
         "resume": resumed_from(resumed, view.optimizer, scaled=view.scaler is not None),
         "precision": precision_of(args),
         "schedule": schedule,
-        "objective": objective_of(args),
+        "objective": _objective(trainer),
         "text": _text(args, processor, known["text"]),
         "rates": _rates(trainer, schedule.num_steps),
     }
@@ -77,6 +78,11 @@ def _divided(trainer: Any, sums: AccumulationFacts | None) -> AccumulationFacts 
     if trainer.args.gradient_accumulation_steps == 1 or compat.divides_loss(trainer):
         return sums
     return replace(sums or AccumulationFacts(), by_micros=False)
+
+
+def _objective(trainer: Any) -> ObjectiveFacts | None:
+    found = objective_of(trainer.args)
+    return found and replace(found, rewards_at=rewards_at(trainer))
 
 
 def _autocast(trainer: Any) -> str | None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from inspect import iscoroutinefunction
+from dataclasses import replace
+from inspect import iscoroutinefunction, unwrap
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,8 +18,9 @@ from torch import Tensor
 
 from nanstop.diagnose.evidence.objective import INF, NAN, RATIO, RATIO_AT_ONCE, UNSCORED
 from nanstop.own_code import is_of_library
-from nanstop.records import Signal, StepId
+from nanstop.records import Signal, SourceLine, StepId
 from nanstop.tracebacks import passes_through
+from nanstop.tracing.places import source_line
 
 if TYPE_CHECKING:
     from nanstop.hosts.patching import Patches
@@ -124,6 +127,29 @@ class Objective:
             self._note(series, amount / total)
             told = f"{amount} of {total} rewards"
             self._signals += (Signal(source="reward", name=name, value=value, message=told),)
+
+
+def rewards_at(trainer: Any) -> tuple[SourceLine, ...]:
+    """Return where a trainer's reward functions are defined, each under the trainer's name for it;
+    none of those that are models, or have no source.
+    """
+    functions, names = (getattr(trainer, f"reward_func{s}", None) for s in ("s", "_names"))
+    if not isinstance(functions, (list, tuple)) or not isinstance(names, (list, tuple)):
+        return ()
+    named = ((_code(one), name) for one, name in zip(functions, names, strict=False))
+    found = [(source_line((c, c.co_firstlineno)), name) for c, name in named if c is not None]
+    return tuple(replace(line, function=str(name)) for line, name in found if line and line.text)
+
+
+def _code(function: Any) -> CodeType | None:
+    """Return the code of a function, or of what is called like one, behind what wraps it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, torch.nn.Module):
+        return None
+    function = unwrap(function)
+    code = getattr(function, "__code__", None) or getattr(function.__call__, "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 def has_own_loss(trainer: Any) -> bool:

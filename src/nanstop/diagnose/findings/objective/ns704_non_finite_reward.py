@@ -49,9 +49,11 @@ other functions score the completion is how TRL routes tasks, and no fault.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from nanstop.diagnose.evidence.candidates import without_rows
 from nanstop.diagnose.evidence.objective import INF, NAN, UNSCORED, named
+from nanstop.diagnose.evidence.reading import standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Confidence, Diagnosis, Evidence
 
@@ -70,7 +72,7 @@ def _failed(evidence: Evidence) -> Diagnosis | None:
     functions = [one.name for one in told if one.name]
     amounts = [f"{one.message} of `{one.name}` are {_word(one.value)}" for one in told if one.name]
     missing = f"{told[0].message} are missing: no function scored the completion" if told else ""
-    return Diagnosis(
+    diagnosis = Diagnosis(
         code="NS704",
         title="a reward is not finite" if told else f"a reward or weight is not finite: `{weight}`",
         cause=(amounts or [missing])[0] or _WEIGHS,
@@ -79,6 +81,18 @@ def _failed(evidence: Evidence) -> Diagnosis | None:
         remedies=without_rows(evidence),
         where=(functions or [weight or "reward"])[0],
     )
+    return _with_line(diagnosis, evidence)
+
+
+def _with_line(found: Diagnosis, evidence: Evidence) -> Diagnosis:
+    """Return a finding with the line that defines the function which it names, if that is known."""
+    objective = standing(evidence).objective
+    lines = objective.rewards_at if objective is not None else ()
+    line = next((one for one in lines if one.function == found.where), None)
+    if line is None:
+        return found
+    defined = f"`{line.function}` is defined at {line.short}: `{line.text}`"
+    return replace(found, source=line, lines=(defined, *found.lines))
 
 
 def _word(value: float | None) -> str:
@@ -102,7 +116,7 @@ def _absorbed(evidence: Evidence) -> Diagnosis | None:
     for series, what, confidence in kinds:
         for name, rows in named(evidence, series).items():
             step, share = rows[0]
-            return Diagnosis(
+            found = Diagnosis(
                 code="NS704",
                 title="a reward is not finite",
                 cause=f"{_percent(share)} of the rewards at step {step} are {what}",
@@ -110,6 +124,7 @@ def _absorbed(evidence: Evidence) -> Diagnosis | None:
                 lines=(_ADVICE,),
                 where=name or "reward",
             )
+            return _with_line(found, evidence)
     return None
 
 

@@ -35,8 +35,8 @@ def answers_a_bad_number(step: Step, error: BaseException) -> bool:
     if lacks_memory(error) or isinstance(error, NanstopError) or not step.is_local:
         return False
     try:
-        weights = list(step.view.root.parameters())
-        answers = _Answers(tensors((list(step.batches[-1].values()), weights)))
+        batch = filter(_has_high, tensors(list(step.batches[-1].values())))
+        answers = _Answers((*batch, *step.view.root.parameters()))
         plain = attempt(step, len(step.batches) - 1, under=eager)
         if type(plain.error) is not type(error):
             return False
@@ -44,6 +44,12 @@ def answers_a_bad_number(step: Step, error: BaseException) -> bool:
     except Exception:  # what cannot be run again tells nothing
         return False
     return answers.were_others and type(again.error) is not type(error)
+
+
+def _has_high(tensor: Tensor) -> bool:
+    """Return whether a tensor holds +Inf: -Inf in a batch is what masks are made of."""
+    is_real = tensor.is_floating_point() and is_plain(tensor)
+    return is_real and bool((tensor == math.inf).any())
 
 
 class _Answers(TorchDispatchMode):

@@ -24,6 +24,16 @@ def passes_through(excinfo: Any) -> bool:
     return raised_in.partition(".")[0] != __name__.partition(".")[0]
 
 
+def raised_in(error: BaseException) -> str:
+    """Return the file whose code raised an exception, or called what did so without code of
+    Python's; "" where there is no traceback.
+    """
+    traceback, file = error.__traceback__, ""
+    while traceback is not None:
+        file, traceback = traceback.tb_frame.f_code.co_filename, traceback.tb_next
+    return file
+
+
 def relay(line: tuple[CodeType, int] | None, instruction: int = -1) -> Callable[..., Any]:
     """Return a caller whose frame is the script's line, so that whoever looks at the stack finds
     it; ``instruction``: see ``place_of``.

@@ -3,7 +3,8 @@
 import pytest
 
 from nanstop.decide.apart import decide_apart
-from nanstop.decide.policy import Policy, PolicyState
+from nanstop.decide.policy import Policy
+from nanstop.decide.remembered import PolicyState
 from nanstop.records import FailureKey
 
 NEW = PolicyState()

@@ -8,16 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanstop.decide.policy import (
-    RAISED,
-    REWRITTEN,
-    Losses,
-    Policy,
-    PolicyState,
-    begun,
-    completed,
-    decide,
-)
+from nanstop.decide.policy import RAISED, REWRITTEN, Policy, decide
+from nanstop.decide.remembered import Losses, PolicyState, begun, completed
 from nanstop.errors import NanstopError
 from nanstop.records import Atom, FailureKey, Proof
 from nanstop.records.remedies import REMEDIES, safety_of

@@ -241,7 +241,7 @@ OUTSIDE = {
         lambda out: out.pow(out.detach().square().mean() + 0.3),
         "to a power that is not whole",
     ),
-    "arc": (lambda out: (9 * out).acos(), "the `acos` of numbers beyond 1, up to "),
+    "arc": (lambda out: (9 * out).acos(), "the `acos` of numbers beyond 1 in magnitude, by up to "),
 }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from nanstop.decide.policy import Policy, PolicyState, decide
+from nanstop.decide.policy import Policy, decide
+from nanstop.decide.remembered import PolicyState
 from nanstop.records import Action, FailureKey, Proof
 
 ByItself = Literal["", "skip", "stop"]

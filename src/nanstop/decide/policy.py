@@ -9,6 +9,13 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any, Literal, get_args
 
+from nanstop.decide.remembered import (
+    PolicyState,
+    adopt,
+    completed,
+    left_out,
+    remember,
+)
 from nanstop.errors import NanstopError, unknown
 from nanstop.frozen import frozen
 from nanstop.records import Action, ActionKind, Atom, FailureKey, Proof
@@ -16,7 +23,6 @@ from nanstop.records.remedies import REMEDIES, safety_of
 
 OnFailure = Literal["repair", "skip", "stop", "observe"]
 OnStop = Literal["raise", "end"]
-Folded = tuple[str, str, str, str]
 
 DATA_REMEDIES = frozenset({"drop_sample", "drop_micro"})
 """Remedies that name samples of one window: applied once, never kept for later steps."""
@@ -87,56 +93,6 @@ class Policy:
         _require_number("audit_devices", self.audit_devices, whole=True, least=0)
 
 
-@frozen(kw_only=True)
-class Occurrence:
-    """One kind of failure: how often it came, and the remedy that was proven for it (empty:
-    none).
-    """
-
-    folded: Folded
-    count: int
-    cure: tuple[Atom, ...] = ()
-
-
-@frozen(kw_only=True)
-class Losses:
-    """The updates of one optimizer that were left out in the present training, and how many of
-    them came last, one after another.
-    """
-
-    optimizer: int
-    num: int = 0
-    in_a_row: int = 0
-
-
-@frozen(kw_only=True)
-class PolicyState:
-    """What the policy remembers of a run. ``adopted``: atoms that stay on for the rest of it.
-
-    ``skips_in_a_row``: since the last update of any optimizer; ``lost``: of each that lost one, by
-    the number that stands for it.
-    """
-
-    occurrences: tuple[Occurrence, ...] = ()
-    adopted: tuple[Atom, ...] = ()
-    skips_in_a_row: int = 0
-    lost: tuple[Losses, ...] = ()
-
-    def occurrence(self, key: FailureKey) -> Occurrence:
-        """Return what is remembered of failures like ``key``, with count 0 for a new one."""
-        new = Occurrence(folded=key.folded, count=0)
-        return next((one for one in self.occurrences if one.folded == key.folded), new)
-
-    def losses(self, optimizer: int) -> Losses:
-        """Return how many updates an optimizer has lost, none for one that is not known."""
-        none = Losses(optimizer=optimizer)
-        return next((one for one in self.lost if one.optimizer == optimizer), none)
-
-    def in_a_row(self, optimizer: int) -> int:
-        """Return how many updates were left out since the last one of this optimizer, or of any."""
-        return max(self.skips_in_a_row, self.losses(optimizer).in_a_row)
-
-
 def decide(  # noqa: PLR0913 - called once, by name
     policy: Policy,
     state: PolicyState,
@@ -166,13 +122,9 @@ def decide(  # noqa: PLR0913 - called once, by name
     ``harmless``: all that the update is made of is finite, so that nothing but it would be lost.
     ``no_redo``: why gradients made anew would not be those of this update, empty where they would:
     a proven remedy is then on from the next update on, and this one is left out; ``is_past``: the
-    script has its way with what is not made anew. Several ranks, or an update that cannot be held
-    back, leave "observe"; "stop" on one rank needs no veto.
+    script has its way with what is not.
     """
-    known = state.occurrence(key)
-    cure = known.cure if proof is None else _permitted(policy, proof)
-    now = replace(known, count=known.count + 1, cure=() if _is_for_data(cure) else cure)
-    state = _remember(state, now)
+    cure, count, state = _met(policy, state, key, proof)
     at_once = _at_once(policy, key, world_size=world_size, can_veto=can_veto)
     if at_once is not None:
         return at_once, state
@@ -183,14 +135,14 @@ def decide(  # noqa: PLR0913 - called once, by name
     is_left = is_past and not weights_broken and bool(no_redo or not (repairs and cure))
     if is_left or (stays and not can_redo):
         state, why = (
-            state if is_past else _left_out(state, state.losses(optimizer)),
+            state if is_past else left_out(state, state.losses(optimizer)),
             no_redo or RAISED,
         )
-        return _for_later(policy, stays, proof, why, is_past=is_past), _adopt(state, stays)
+        return _for_later(policy, stays, proof, why, is_past=is_past), adopt(state, stays)
     if repairs and cure and can_redo:
         before = completed(state, optimizer)
-        kind, state = _repair(before, cure, now.count, at_step=at_step, goes_back=goes_back)
-        why = _PENDING if update_pending else _why(kind, now.count, cure)
+        kind, state = _repair(before, cure, count, at_step=at_step, goes_back=goes_back)
+        why = _PENDING if update_pending else _why(kind, count, cure)
         return Action(kind=kind, atoms=cure, reason=why, proof=proof and proof.incident), state
     if repairs and replays_clean and not no_redo and not weights_broken:
         return Action(kind="redo", reason=_BY_CHANCE), completed(state, optimizer)
@@ -201,6 +153,18 @@ def decide(  # noqa: PLR0913 - called once, by name
     is_held_back = repairs and not can_redo and (cure or replays_clean)
     why = no_redo if is_held_back else _why_not_repaired(policy, proof)
     return _without_it(policy, state, key, why, optimizer=optimizer, num_updates=at_step)
+
+
+def _met(
+    policy: Policy, state: PolicyState, key: FailureKey, proof: Proof | None
+) -> tuple[tuple[Atom, ...], int, PolicyState]:
+    """Return the cure that may be applied to a failure, how often such failures have come now, and
+    the state that remembers both.
+    """
+    known = state.occurrence(key)
+    cure = known.cure if proof is None else _permitted(policy, proof)
+    now = replace(known, count=known.count + 1, cure=() if _is_for_data(cure) else cure)
+    return cure, now.count, remember(state, now)
 
 
 def _without_it(
@@ -216,7 +180,7 @@ def _without_it(
     too_many = _too_many(policy, key, row, lost.num, num_updates=num_updates)
     if too_many:
         return Action(kind="stop", reason=f"{too_many}; {why}"), state
-    return Action(kind="skip", reason=why), _left_out(state, lost)
+    return Action(kind="skip", reason=why), left_out(state, lost)
 
 
 _BY_CHANCE = "the failure does not always come back: the step is run again as it is"
@@ -240,24 +204,6 @@ def for_nothing_trained(policy: Policy) -> Action:
     if policy.on_failure == "stop":
         return Action(kind="stop", reason=_STOPS_IT)
     return Action(kind="observe", reason=_TRAINS_NOTHING)
-
-
-def completed(state: PolicyState, optimizer: int | None = None) -> PolicyState:
-    """Return the state after an update of an optimizer (None: the only one) that was applied: its
-    row of skips has ended, not that of another that takes turns with it.
-    """
-    state = replace(state, skips_in_a_row=0) if state.skips_in_a_row else state
-    for lost in state.lost:
-        if lost.in_a_row and optimizer in (None, lost.optimizer):
-            state = _with_losses(state, replace(lost, in_a_row=0))
-    return state
-
-
-def begun(state: PolicyState) -> PolicyState:
-    """Return the state with which another training begins:
-    what is known of failures stays, nothing is lost yet.
-    """
-    return replace(state, skips_in_a_row=0, lost=())
 
 
 def _permitted(policy: Policy, proof: Proof) -> tuple[Atom, ...]:
@@ -287,13 +233,10 @@ def _is_for_data(cure: tuple[Atom, ...]) -> bool:
     return any(atom.remedy in DATA_REMEDIES for atom in cure)
 
 
-def _remember(state: PolicyState, now: Occurrence) -> PolicyState:
-    others = tuple(one for one in state.occurrences if one.folded != now.folded)
-    return replace(state, occurrences=(*others, now))
-
-
 def _at_once(policy: Policy, key: FailureKey, *, world_size: int, can_veto: bool) -> Action | None:
-    """Return what is done whatever a proof says, None where that counts."""
+    """Return what is done whatever a proof says, None where that counts. Several ranks, or an
+    update that cannot be held back, leave "observe"; "stop" on one rank needs no veto.
+    """
     note = _only_observing(policy, key, world_size=world_size, can_veto=can_veto)
     if note:
         return Action(kind="observe", reason=note)
@@ -324,15 +267,10 @@ def _repair(
     if _is_for_data(cure):
         return "quarantine", state
     if goes_back:
-        return "rollback", _adopt(state, cure)
+        return "rollback", adopt(state, cure)
     if count >= 2 or at_step == 0:
-        return "adopt", _adopt(state, cure)
+        return "adopt", adopt(state, cure)
     return "redo", state
-
-
-def _adopt(state: PolicyState, cure: tuple[Atom, ...]) -> PolicyState:
-    added = tuple(atom for atom in cure if atom not in state.adopted)
-    return replace(state, adopted=(*state.adopted, *added))
 
 
 def _too_many(
@@ -345,16 +283,6 @@ def _too_many(
     if lost >= max(most, ENOUGH) and lost * MOST_LOST > num_updates:
         return f"{lost} of {num_updates} updates were skipped"
     return ""
-
-
-def _left_out(state: PolicyState, lost: Losses) -> PolicyState:
-    state = replace(state, skips_in_a_row=state.skips_in_a_row + 1)
-    return _with_losses(state, replace(lost, num=lost.num + 1, in_a_row=lost.in_a_row + 1))
-
-
-def _with_losses(state: PolicyState, lost: Losses) -> PolicyState:
-    others = tuple(one for one in state.lost if one.optimizer != lost.optimizer)
-    return replace(state, lost=(*others, lost))
 
 
 def _why(kind: ActionKind, count: int, cure: tuple[Atom, ...]) -> str:

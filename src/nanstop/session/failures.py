@@ -12,9 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nanstop.decide import policy as policies
 from nanstop.decide.agreement import Ranks
 from nanstop.decide.apart import decide_apart
+from nanstop.decide.policy import decide
+from nanstop.decide.remembered import PolicyState, begun, completed
 from nanstop.decide.repeats import Repeats, left_alone, names_samples
 from nanstop.errors import NanstopError
 from nanstop.numerics.room import let_go
@@ -54,7 +55,7 @@ class Failures:
     def __init__(self, run: RunState) -> None:
         self.known = Repeats()
         self._run = run
-        self._state = policies.PolicyState()
+        self._state = PolicyState()
         self._last_signature: tuple[object, ...] | None = None
         self._last_optimizer = 0
         self._others_passed = False
@@ -68,14 +69,14 @@ class Failures:
         """Note that an update of an optimizer (None: the only one) was applied: no row of its
         failures goes on.
         """
-        self._state = policies.completed(self._state, optimizer)
+        self._state = completed(self._state, optimizer)
         if optimizer is None or self._last_optimizer in (0, optimizer):
             self._last_signature = None
         self._others_passed = True
 
     def begun(self) -> None:
         """Note that a training begins: what was lost in an earlier one is no reason to stop it."""
-        self._state = policies.begun(self._state)
+        self._state = begun(self._state)
         self._last_signature = None
 
     def concluded(
@@ -357,19 +358,18 @@ class Failures:
     ) -> Action:
         policy, facts = self._run.policy, self._run.facts
         pending = failing is not None and failing.pending
-        broken = failing is not None and failing.update and not pending
         known = {
             "key": key,
             "at_step": now.at.step,
             "optimizer": now.optimizer,
             "can_veto": facts.veto == "yes" and now.can_skip,
-            "weights_broken": lost or broken,
+            "weights_broken": lost or (failing is not None and failing.update and not pending),
             "harmless": now.harmless,
         }
         if now.by_itself and self._num_apart(now) > 1:
             action, self._state = decide_apart(policy, self._state, now.by_itself, **known)
             return action
-        action, self._state = policies.decide(
+        action, self._state = decide(
             policy,
             self._state,
             proof=proof,

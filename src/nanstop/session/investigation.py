@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from nanstop.decide.policy import Policy, PolicyState, for_nothing_trained
+from nanstop.decide.policy import Policy, for_nothing_trained
+from nanstop.decide.remembered import PolicyState
 from nanstop.diagnose.diagnose import examine
 from nanstop.errors import NanstopError
 from nanstop.localize.intervention import intervene

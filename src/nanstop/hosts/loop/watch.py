@@ -29,10 +29,11 @@ from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.gradient_accounts import GradientAccounts
 from nanstop.numerics.tensors import format_name
 from nanstop.numerics.trained import held_by
+from nanstop.own_code import is_library
 from nanstop.replay.rng import RngNotes
 from nanstop.replay.snapshot import BufferNotes, ready_scaler
 from nanstop.session.watched_run import OpenSession
-from nanstop.tracebacks import passes_through
+from nanstop.tracebacks import passes_through, raised_in
 from nanstop.tracing.places import user_line
 
 __tracebackhide__ = passes_through
@@ -137,7 +138,7 @@ class WatchedLoop:
         """
         from nanstop.localize.own_answer import answers_a_bad_number  # no use to a healthy run
 
-        if isinstance(error, NanstopError) or type(error) in self._other_errors:
+        if is_library(raised_in(error)) or type(error) in self._other_errors:
             return False
         self._open()
         found = answers_a_bad_number(self._step(), error)

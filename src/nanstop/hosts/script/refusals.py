@@ -21,8 +21,9 @@ from nanstop.hosts.script.steps import Steps
 from nanstop.hosts.script.window import ScriptWindow, models_in, window_of
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.numerics.trained import held_by
+from nanstop.own_code import is_library
 from nanstop.records import Phase
-from nanstop.tracebacks import passes_through
+from nanstop.tracebacks import passes_through, raised_in
 
 __tracebackhide__ = passes_through
 
@@ -82,6 +83,8 @@ class Refusals:
         self._controller = controller
         self._looking = looking
         self._refusal: Refusal | None = None
+        self._left_call = 0
+        """The identity of the exception that has left a call of a model last."""
         state.on_error = self.in_loss
 
     def raised(self, error: Exception, *, if_seen: bool = False) -> bool:
@@ -91,6 +94,8 @@ class Refusals:
         a NaN, or if a model raises it because of a number. Return whether it was reported.
         """
         micro = self._state.micro
+        if not if_seen:
+            self._left_call = id(error)
         if micro is None or not self._state.idle or not (if_seen or is_numeric(error)):
             return False
         has_read = if_seen and micro.given_up()
@@ -117,6 +122,8 @@ class Refusals:
         """Return whether a model of the script raises, because of a bad number."""
         from nanstop.localize.own_answer import answers_a_bad_number  # no use to a healthy run
 
+        if self._left_call != id(error) or is_library(raised_in(error)):
+            return False
         window = replace(self._state.window, micros=[*self._state.window.micros, micro])
         return answers_a_bad_number(self._steps.step(window, None, ()), error)
 

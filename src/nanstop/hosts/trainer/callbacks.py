@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
+from itertools import repeat
 from operator import attrgetter, methodcaller
 from typing import Any
 
@@ -186,13 +187,13 @@ class CallbackWrites:
         other.
         """
         plain = handler.callbacks
-        if not self._weights or not any(_own_method(one, event) for one in plain):
+        if not self._weights or not any(map(_own_method, map(type, plain), repeat(event))):
             return call(event, *args, **kwargs)
         handler.callbacks = marked = _Marked(plain, event, self)
         try:
             return call(event, *args, **kwargs)
         finally:
-            plain[:] = marked.plain()  # one may have been added, or taken out
+            plain[:] = list.__iter__(marked)  # one may have been added, or taken out
             handler.callbacks = plain
 
     def marks(self) -> _Marks | None:
@@ -205,11 +206,9 @@ class CallbackWrites:
             self.end()
             return None
 
-    def note(self, callback: Any, event: str, before: _Marks | None) -> None:
-        """Note what a method of a callback has written, if anything."""
-        now, line = self.marks(), _own_method(callback, event)
-        if before is None or now is None or now == before or line is None:
-            return
+    def note(self, callback: Any, event: str, before: _Marks, now: _Marks) -> None:
+        """Note what a method of a callback has written: what is marked otherwise after it."""
+        line = _own_method(type(callback), event)
         pairs = zip(self._names, zip(*before, strict=True), zip(*now, strict=True), strict=True)
         names = frozenset(name for name, old, new in pairs if old != new)
         called = f"{type(callback).__name__}.{event}"
@@ -225,26 +224,26 @@ class _Marked(list[Any]):
         super().__init__(callbacks)
         self._event, self._writes = event, writes
 
-    def plain(self) -> list[Any]:
-        return list(super().__iter__())
-
     def __iter__(self) -> Iterator[Any]:
         for callback in super().__iter__():
-            if _own_method(callback, self._event) is None:
+            if _own_method(type(callback), self._event) is None:
                 yield callback
                 continue
             before = self._writes.marks()
             yield callback
-            self._writes.note(callback, self._event, before)
+            now = self._writes.marks()
+            if before is not None and now is not None and now != before:
+                self._writes.note(callback, self._event, before, now)
 
 
-def _own_method(callback: Any, event: str) -> Any:
-    """Return the code of a callback's method for an event, None where it has none of its own or is
-    of transformers.
+@lru_cache(maxsize=1024)  # asked of each callback at each event of a step
+def _own_method(kind: type, event: str) -> Any:
+    """Return the code of a callback class's method for an event, None where it has none of its own
+    or is of transformers.
     """
-    if is_class_of(type(callback), "transformers", "nanstop"):
+    if is_class_of(kind, "transformers", "nanstop"):
         return None
-    method: Callable[..., Any] | None = getattr(callback, event, None)
+    method: Callable[..., Any] | None = getattr(kind, event, None)
     code = getattr(method, "__code__", None)
     nothing = getattr(getattr(TrainerCallback, event, None), "__code__", None)
     return None if code is nothing else code

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from nanstop.decide.policy import PolicyState
+from nanstop.decide.remembered import PolicyState
 from nanstop.prove.bad_samples import atoms_for
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Action, Atom, FailureKey, Report, codec

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -146,12 +148,23 @@ def in_a_watched_loop(guard, folder: Path, _monkeypatch, *, is_bad: bool) -> tup
     return watch.incidents
 
 
-def in_a_script(guard, folder: Path, monkeypatch, *, is_bad: bool) -> tuple:
+@contextmanager
+def script_of(folder: Path, monkeypatch) -> Iterator[Store]:
+    """Be a script under ``nanstop run``, which ends with what is raised inside."""
     monkeypatch.setattr(sys, "excepthook", lambda *_: None)
     store = Store(folder)
     store.reset()
     autowatch.install(opener(Policy(), store, lambda _: None))
     try:
+        yield store
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        autowatch.unwatch()
+
+
+def in_a_script(guard, folder: Path, monkeypatch, *, is_bad: bool) -> tuple:
+    with script_of(folder, monkeypatch) as store:
         torch.manual_seed(0)
         net = Net(guard)
         optimizer = torch.optim.SGD(net.parameters(), 1e-3)
@@ -159,10 +172,6 @@ def in_a_script(guard, folder: Path, monkeypatch, *, is_bad: bool) -> tuple:
             optimizer.zero_grad()
             net(batch(number, is_bad=is_bad)).backward()
             optimizer.step()
-    except Exception as error:
-        sys.excepthook(type(error), error, error.__traceback__)  # the script ends
-    finally:
-        autowatch.unwatch()
     return tuple(store.reports.values())
 
 
@@ -184,12 +193,9 @@ def test_what_is_raised_for_another_reason(run, guard, tmp_path, monkeypatch):
     assert run(guard, tmp_path, monkeypatch, is_bad=False) == ()
 
 
-def between(guard, folder: Path, *, is_bad: bool, by_closure: bool) -> tuple:
+def between(guard, folder: Path, monkeypatch, *, is_bad: bool, by_closure: bool) -> tuple:
     """Train with a guard between the model and its backward; return what was reported."""
-    store = Store(folder)
-    store.reset()
-    autowatch.install(opener(Policy(), store, lambda _: None))
-    try:
+    with script_of(folder, monkeypatch) as store:
         torch.manual_seed(0)
         net = Net(lambda _: None)
         optimizer = torch.optim.SGD(net.parameters(), 1e-3)
@@ -205,10 +211,6 @@ def between(guard, folder: Path, *, is_bad: bool, by_closure: bool) -> tuple:
                 return loss
 
             optimizer.step(loss) if by_closure else (loss(), optimizer.step())
-    except Exception as error:
-        sys.excepthook(type(error), error, error.__traceback__)
-    finally:
-        autowatch.unwatch()
     return tuple(store.reports.values())
 
 
@@ -218,8 +220,7 @@ def between(guard, folder: Path, *, is_bad: bool, by_closure: bool) -> tuple:
     + [(guard, False) for guard in (isnan, asserted, read, counted, unlike, not_small, in_numpy)],
 )
 def test_a_guard_between_a_model_and_its_backward(guard, by_closure, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
-    (report,) = between(guard, tmp_path, is_bad=True, by_closure=by_closure)
+    (report,) = between(guard, tmp_path, monkeypatch, is_bad=True, by_closure=by_closure)
     assert (report.diagnoses[0].code, report.proof.verdict) == ("NS207", "proven")
     assert report.audit[-1].action.reason.startswith("the exception goes on to the script")
 
@@ -235,8 +236,7 @@ def left_out(h: Tensor) -> None:
     [(best, False), (near, False), (masked, True), (left_out, False), (left_out, True)],
 )
 def test_another_reason_between_a_model_and_its_backward(guard, by_closure, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
-    assert between(guard, tmp_path, is_bad=False, by_closure=by_closure) == ()
+    assert between(guard, tmp_path, monkeypatch, is_bad=False, by_closure=by_closure) == ()
 
 
 @RUNS
@@ -273,11 +273,7 @@ class Probability(nn.Module):
 
 
 def test_a_cure_for_what_comes_does_not_say_that_the_step_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
-    store = Store(tmp_path)
-    store.reset()
-    autowatch.install(opener(Policy(on_failure="repair"), store, lambda _: None))
-    try:
+    with script_of(tmp_path, monkeypatch) as store:
         torch.manual_seed(0)
         net = Probability()
         optimizer = torch.optim.SGD(net.parameters(), 1e-3)
@@ -288,22 +284,15 @@ def test_a_cure_for_what_comes_does_not_say_that_the_step_goes_on(tmp_path, monk
                 x[1] *= -1e4 * net.first.weight.detach()[0].sign()
             net(x).backward()
             optimizer.step()
-    except RuntimeError as error:
-        sys.excepthook(type(error), error, error.__traceback__)
-    finally:
-        autowatch.unwatch()
     (report,) = store.reports.values()
     (done,) = [block.cells[0] for block in incident_blocks(report) if block.kind == "done"]
     assert report.audit[-1].action.kind == "adopt"
     assert done.startswith("nothing was changed: the exception goes on to the script; from now on")
 
 
-def test_a_batch_that_a_script_leaves_out_itself_has_a_cure(tmp_path):
+def test_a_batch_that_a_script_leaves_out_itself_has_a_cure(tmp_path, monkeypatch):
     """It is looked into at the next call of the model, as any other."""
-    store = Store(tmp_path)
-    store.reset()
-    autowatch.install(opener(Policy(), store, lambda _: None))
-    try:
+    with script_of(tmp_path, monkeypatch) as store:
         torch.manual_seed(0)
         net = Net(lambda _: None)
         optimizer = torch.optim.SGD(net.parameters(), 1e-3)
@@ -314,8 +303,6 @@ def test_a_batch_that_a_script_leaves_out_itself_has_a_cure(tmp_path):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    finally:
-        autowatch.unwatch()
     (report,) = store.reports.values()
     assert (report.diagnoses[0].code, report.proof.verdict) == ("NS207", "proven")
     assert [atom.remedy for atom in report.proof.minimal] == ["form"]

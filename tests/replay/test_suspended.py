@@ -1,5 +1,5 @@
-"""What a script's exception leaves suspended: until torch 2.12 a checkpointed function that raises
-leaves its hooks on saved tensors on for as long as its traceback is kept.
+"""What a script's exception leaves suspended: in torch 2.6 to 2.11 a checkpointed function that
+raises leaves its hooks on saved tensors on for as long as its traceback is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _begun() -> Iterator[None]:
 
 
 def suspended(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Call a function as ``torch.utils.checkpoint.checkpoint`` does until torch 2.12."""
+    """Call a function as ``torch.utils.checkpoint.checkpoint`` does in torch 2.6 to 2.11."""
     generator = _begun()
     next(generator)
     out = function(x)

@@ -9,13 +9,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any, Literal, get_args
 
-from nanstop.decide.remembered import (
-    PolicyState,
-    adopt,
-    completed,
-    left_out,
-    remember,
-)
+from nanstop.decide.remembered import PolicyState, adopt, completed, left_out, remember
 from nanstop.errors import NanstopError, unknown
 from nanstop.frozen import frozen
 from nanstop.records import Action, ActionKind, Atom, FailureKey, Proof
@@ -134,11 +128,9 @@ def decide(  # noqa: PLR0913 - called once, by name
     can_redo = not no_redo or goes_back
     is_left = is_past and not weights_broken and bool(no_redo or not (repairs and cure))
     if is_left or (stays and not can_redo):
-        state, why = (
-            state if is_past else left_out(state, state.losses(optimizer)),
-            no_redo or RAISED,
-        )
-        return _for_later(policy, stays, proof, why, is_past=is_past), adopt(state, stays)
+        state = state if is_past else left_out(state, state.losses(optimizer))
+        action = _for_later(policy, stays, proof, no_redo or RAISED, is_past=is_past)
+        return action, adopt(state, stays)
     if repairs and cure and can_redo:
         before = completed(state, optimizer)
         kind, state = _repair(before, cure, count, at_step=at_step, goes_back=goes_back)

@@ -127,8 +127,9 @@ def frames_ended() -> Iterator[None]:
 def end_checkpoints(error: BaseException) -> None:
     """End the checkpointed functions that an exception came through.
 
-    Until torch 2.12 such a function leaves its checkpoint's hooks on saved tensors on until a
-    generator is collected that the traceback keeps, on whichever thread that is: meanwhile, or for
+    In torch 2.6 to 2.11 (2.13 ends it itself) such a function leaves its checkpoint's hooks on
+    saved tensors on until a generator is collected that the traceback keeps, on whichever thread
+    that is: meanwhile, or for
     good, all that runs is saved and computed as a part of it (``torch.utils.checkpoint.checkpoint``
     without reentrance, https://github.com/pytorch/pytorch/blob/v2.11.0/torch/utils/checkpoint.py).
     """

@@ -101,7 +101,8 @@ class Refusals:
         has_read = if_seen and micro.given_up()
         self._state.drop()
         with self._looking("the exception was not investigated"):
-            if not (has_read or self._is_told(micro, error, if_seen=if_seen)):
+            is_bad = has_read or _comes_to_bad(micro, error) if if_seen else True
+            if not (is_bad or self._is_own_answer(micro, error)):
                 return False
             self._state.met_failure = True
             self._state.keep(micro)
@@ -112,11 +113,6 @@ class Refusals:
                 self._controller.raised(step, error)
         self._state.window.closed = True
         return True
-
-    def _is_told(self, micro: TapedMicro, error: Exception, *, if_seen: bool) -> bool:
-        if not if_seen:
-            return True
-        return _comes_to_bad(micro, error) or self._is_own_answer(micro, error)
 
     def _is_own_answer(self, micro: TapedMicro, error: Exception) -> bool:
         """Return whether a model of the script raises, because of a bad number."""

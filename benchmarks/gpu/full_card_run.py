@@ -211,7 +211,9 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     machine = present(toy=given["toy"], minutes=given["seconds"] / 60.0)
     faulthandler.dump_traceback_later(given["seconds"] - 3)
+    threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as out, quiet():
+        torch.set_num_threads(threads)  # quiet is for small models
         if not machine.toy:  # all that an investigation imports is imported
             first = Run(machine, given | {"size": "toy"})
             first.says = False

@@ -23,22 +23,24 @@ from gpu import models
 from gpu.machine import Machine, Row
 
 CASES = (
-    ("7B", "LoRA", True),
-    ("0.5B", "full", False),
-    ("7B", "full", True),
-    ("1.5B", "full", False),
-    ("7B", "4-bit LoRA", True),
-    ("1.5B", "full", True),
-    ("0.5B", "LoRA", True),
-    ("1.5B", "LoRA", True),
-    ("7B", "LoRA", False),
-    ("0.5B", "4-bit LoRA", True),
-    ("1.5B", "4-bit LoRA", True),
-    ("0.5B", "full", True),
-    ("0.5B", "LoRA", False),
-    ("1.5B", "LoRA", False),
+    ("0.5B", "full", False, 6),
+    ("1.5B", "full", True, 4),
+    ("7B", "LoRA", True, 1),
+    ("7B", "full", True, 1),
+    ("1.5B", "full", False, 4),
+    ("7B", "4-bit LoRA", True, 1),
+    ("0.5B", "LoRA", True, 6),
+    ("1.5B", "LoRA", True, 4),
+    ("7B", "LoRA", False, 1),
+    ("0.5B", "4-bit LoRA", True, 6),
+    ("1.5B", "4-bit LoRA", True, 4),
+    ("0.5B", "full", True, 6),
+    ("0.5B", "LoRA", False, 6),
+    ("1.5B", "LoRA", False, 4),
 )
-"""Size, what trains, whether with checkpointing: the usual ones first."""
+"""Size, what trains, whether with checkpointing, and rows of a batch, so many that a step takes as
+long as the device computes, not as its host takes to launch that: the usual ones first.
+"""
 Way = tuple[Callable[[], None], Callable[[], AbstractContextManager[Any]]]
 """A step, and what is put around such steps."""
 WARM_UP = 12
@@ -61,15 +63,15 @@ class Block:
 
 def run(machine: Machine) -> Iterator[Row]:
     """Return a row for each size, way to train and way to look."""
-    toys = (("toy", how, again) for size, how, again in CASES if size == "7B")
-    for size, how, checkpointing in toys if machine.toy else CASES:
+    toys = (("toy", how, again, 2) for size, how, again, _ in CASES if size == "7B")
+    for size, how, checkpointing, num_rows in toys if machine.toy else CASES:
         what = f"{size}, {how}, checkpointing {'on' if checkpointing else 'off'}"
         if how.startswith("4-bit") and not _can_quantise(machine):
             continue
         if machine.goes_on(what):
             rows: list[Row] = []
             with machine.within_memory(what):
-                rows = _measured(machine, size, how, checkpointing=checkpointing)
+                rows = _measured(machine, size, how, num_rows, checkpointing=checkpointing)
             yield from rows
 
 
@@ -79,28 +81,37 @@ def _can_quantise(machine: Machine) -> bool:
     return machine.has_cuda and machine.has("bitsandbytes", "4-bit")
 
 
-def _measured(machine: Machine, size: str, how: str, *, checkpointing: bool) -> list[Row]:
+def _measured(
+    machine: Machine, size: str, how: str, num_rows: int, *, checkpointing: bool
+) -> list[Row]:
     model = models.qwen2(size, machine)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
     trained = models.made_trainable(model, how, machine).train()
     optimizer = models.optimizer_of(trained, machine)
-    given = (
-        models.batch(model, machine, 2, 16)
-        if machine.toy
-        else models.batch(model, machine, 1 if size == "7B" else 2, 2048)
-    )
+    given = models.batch(model, machine, num_rows, 16 if machine.toy else 2048)
     with (
         tempfile.TemporaryDirectory() as out,
         nanstop.watch(trained, optimizer, out=out) as watch,
     ):
         against_it = _interleaved(
-            machine, trained, optimizer, watch, given, beside=not checkpointing and size != "7B"
+            machine,
+            trained,
+            optimizer,
+            watch,
+            given,
+            beside=size in ("1.5B", "toy") and not checkpointing,
         )
         assert watch.incidents == ()
     return [
-        {"size": size, "trains": how, "checkpointing": checkpointing, "looks": name}
+        {
+            "size": size,
+            "trains": how,
+            "checkpointing": checkpointing,
+            "rows": num_rows,
+            "looks": name,
+        }
         | against(plain, other)
         for name, (plain, other) in against_it.items()
     ]

@@ -42,6 +42,19 @@ def test_a_copy_in_host_memory(tensor, device):
     assert device == "cuda" or copy.data_ptr() != given.data_ptr() or not given.numel()
 
 
+@pytest.mark.parametrize("num", [0, 1, 999, 1000, 4321, 70_000])
+def test_new_memory_is_written_to_the_last_byte_and_no_farther(num, monkeypatch):
+    monkeypatch.setattr(parked, "_TOUCHED", 1000)
+    whole = torch.full((num + 64,), 7, dtype=torch.uint8)
+    parked._touch(
+        torch.frombuffer(whole.numpy(), dtype=torch.uint8, count=num).untyped_storage()
+        if num
+        else torch.empty(0).untyped_storage()
+    )
+    assert not whole[:num].any()
+    assert (whole[num:] == 7).all()
+
+
 @FORMS
 def test_what_was_parked_comes_back(tensor):
     values = Parking().put(tensor).values()
@@ -52,11 +65,15 @@ def test_what_was_parked_comes_back(tensor):
 def test_values_larger_than_a_piece_and_sums(monkeypatch):
     monkeypatch.setattr(parked, "_PIECE", 1000)
     one, held = torch.randn(77, 91), ParkedTensors()
-    held.add("one", one)
-    held.add("one", one)
-    held.add("other", one[0])
+    held.take("one", one.clone())
+    held.take("one", one.clone())
+    held.take("other", one[0].clone())
     assert torch.equal(held["one"], 2 * one)
     assert torch.equal(held["other"], one[0])
+    held.take("other", torch.ones(2, 91)[:, 0:91][0])
+    assert torch.equal(held["other"], one[0] + 1)
+    held.take("one", one.t().contiguous().t())  # in another order of memory
+    torch.testing.assert_close(held["one"], 3 * one)
     assert list(held) == ["one", "other"]
 
 
@@ -98,7 +115,7 @@ def test_what_waits_in_host_memory_is_had_there(tensor):
 def test_what_is_not_finite_is_known_without_a_reading(monkeypatch):
     held = ParkedTensors()
     for name, value in {"fine": 1.0, "bad": float("inf"), "later": 2.0}.items():
-        held.add(name, torch.tensor([value, 0.0]))
+        held.take(name, torch.tensor([value, 0.0]))
     held.add("later", torch.tensor([float("nan"), 0.0]))
     monkeypatch.setattr(parked.Parked, "values", None)
     assert held.nonfinite() == ("bad", "later")

@@ -1,5 +1,7 @@
 """What a tensor is to torch's graphs before, while and after it is held in another format."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -64,3 +66,22 @@ def test_a_tensor_that_an_open_autocast_has_cast_is_held_all_the_same():
         assert net.weight.dtype == torch.float32
     net(torch.ones(2, 3)).sum().backward()
     assert net.weight.grad.dtype == torch.float32
+
+
+def test_the_copies_are_gone_with_the_last_who_needs_them():
+    net, shape = nn.Linear(77, 101).half(), (101, 77)
+
+    def copies():
+        tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+        return [one for one in tensors if one.dtype is torch.float32 and one.shape == shape]
+
+    gc.collect()
+    gc.disable()  # nobody looks for circles soon, least of all when a device's memory is short
+    try:
+        with swapped(net.parameters(), torch.float32):
+            net(torch.ones(2, 77)).sum().backward()
+            assert copies()
+        net.weight.grad = None
+        assert not copies()
+    finally:
+        gc.enable()

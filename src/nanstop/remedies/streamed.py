@@ -77,7 +77,7 @@ class Stream:
         name, gradient = self._names.get(id(parameter)), parameter.grad
         parameter.grad = None
         if name is not None and gradient is not None:
-            self._gradients.add(name, gradient.detach())
+            self._gradients.take(name, gradient.detach())
 
 
 def parts(root: nn.Module) -> dict[str, nn.Module]:

@@ -219,6 +219,7 @@ def swapped(tensors: Iterable[Tensor], dtype: torch.dtype) -> Iterator[None]:
     swap = Swap()
     copies: dict[tuple[Any, ...], Tensor] = {}
     with ExitStack() as undo:
+        undo.callback(swap.members.clear)  # a circle, which would keep the copies until it is found
         for tensor in tensors:
             old = tensor.data
             key = (old.untyped_storage().data_ptr(), old.storage_offset(), old.shape, old.stride())

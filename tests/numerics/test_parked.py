@@ -116,7 +116,7 @@ def test_what_is_not_finite_is_known_without_a_reading(monkeypatch):
     held = ParkedTensors()
     for name, value in {"fine": 1.0, "bad": float("inf"), "later": 2.0}.items():
         held.take(name, torch.tensor([value, 0.0]))
-    held.add("later", torch.tensor([float("nan"), 0.0]))
+    held.take("later", torch.tensor([float("nan"), 0.0]))
     monkeypatch.setattr(parked.Parked, "values", None)
     assert held.nonfinite() == ("bad", "later")
 

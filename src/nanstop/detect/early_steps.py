@@ -24,7 +24,7 @@ from nanstop.detect.objective.references import Equals, OwnReference
 from nanstop.detect.stale_weights import keeps_casts
 from nanstop.frozen import frozen
 from nanstop.measure.updates import Before, after_update, before_update, trained_by
-from nanstop.numerics.tensors import HALF, floats
+from nanstop.numerics.tensors import HALF, floats, is_plain, pieces
 from nanstop.records import Probe, RunFacts, StepId, formats
 from nanstop.records.facts import BY_HAND
 from nanstop.replay.step import ModelView, Step, gradients_of, scale_of
@@ -203,8 +203,10 @@ class EarlySteps:
         total = sum(gradient.numel() for gradient in gradients)
         if not total:
             return 0.0
-        nonzero = torch.stack([g.count_nonzero().to(gradients[0].device) for g in gradients]).sum()
-        return 1.0 - int(nonzero) / total
+        # Counting takes eight bytes an element on a device that may be full.
+        parts = (part for g in gradients for part in (pieces(g) if is_plain(g) else (g,)))
+        nonzero = torch.stack([part.count_nonzero().to(gradients[0].device) for part in parts])
+        return 1.0 - int(nonzero.sum()) / total
 
 
 @frozen

@@ -22,8 +22,10 @@ from nanstop.frozen import frozen
 from nanstop.numerics import host_memory, room
 from nanstop.numerics.tensors import by_torch_alone, has_bad, is_plain
 
-_PIECE = 2**22
-"""Elements that are written or read at a time."""
+_PIECE, _READ = 2**22, 2**18
+"""Elements that are looked at, copied or written at a time; that are read from a file at a time,
+beside what they are for.
+"""
 _TOUCHED, _FEWEST, _THREADS = 2**23, 4, 8
 """Bytes that a thread touches at a time; so many times that, several threads do; how many at most.
 """
@@ -141,7 +143,7 @@ class Parked:
         if self.bits is not None:
             flat.view(_INTEGERS[flat.element_size()]).fill_(self.bits)
             return whole
-        for place, piece in zip(flat.split(_PIECE), self._pieces(), strict=True):
+        for place, piece in self._beside(flat):
             place.copy_(piece)
         return whole
 
@@ -152,22 +154,23 @@ class Parked:
         if self.bits is not None or tensor.stride() != self.form.strides:
             tensor.add_(self.values())
             return
-        for place, piece in zip(_flat(tensor).split(_PIECE), self._pieces(), strict=True):
+        for place, piece in self._beside(_flat(tensor)):
             place.add_(piece.to(place.device))
 
-    def _pieces(self) -> Iterator[Tensor]:
-        """Yield the values that wait in host memory or a file, in the order of memory."""
+    def _beside(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield pieces of a tensor in the order of memory, each with the values that wait for it in
+        host memory or a file.
+        """
         if self.copy is not None:
-            yield from self.copy.split(_PIECE)
+            yield from zip(flat.split(_PIECE), self.copy.split(_PIECE), strict=True)
             return
         assert self.file is not None
         stream = self.file.stream
         stream.seek(self.place)
-        whole = self.form.shape.numel()
-        for at in range(0, max(whole, 1), _PIECE):  # of nothing there is one piece, as of a split
-            piece = torch.empty(min(_PIECE, whole - at), dtype=self.form.dtype)
+        for place in flat.split(_READ):
+            piece = torch.empty_like(place, device="cpu")
             stream.readinto(_bytes_of(piece))  # type: ignore[attr-defined]
-            yield piece
+            yield place, piece
 
 
 class ParkedTensors(Mapping[str, Tensor]):

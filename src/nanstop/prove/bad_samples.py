@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from nanstop.decide.policy import DATA_REMEDIES
@@ -17,6 +18,7 @@ from nanstop.prove.agreement import SAME, largest_gap
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom, Position
 from nanstop.records.remedies import makes_rows, new_rows_of
+from nanstop.remedies.apply import applied
 from nanstop.remedies.data import dropped_micros, rebatch
 from nanstop.replay.batches import num_samples
 from nanstop.replay.conditions import Under
@@ -174,3 +176,22 @@ def _share(logits: Tensor, columns: Tensor) -> float:
     """
     own = logits[..., columns].logsumexp(-1)
     return float((own - logits.logsumexp(-1)).exp().mean())
+
+
+def is_causal(failing: FailingStep, atoms: tuple[Atom, ...], micro: int) -> bool | None:
+    """Return whether, under a cure of attention, changing the last token leaves every earlier logit
+    as it was; None where it cannot be asked.
+    """
+    if not any(atom.remedy == "attention" for atom in atoms):
+        return None
+    view = failing.step.view
+    ids = view.token_ids(failing.step.batches[micro])
+    if ids is None or ids.dim() != 2 or ids.shape[1] < 2:
+        return None
+    changed = ids.clone()
+    changed[:, -1] = torch.where(ids[:, -1] > 0, ids[:, -1] - 1, ids[:, -1] + 1)
+    with failing.step.isolated(), applied(view, atoms):
+        before, after = view.logits(ids), view.logits(changed)
+    if before is None or after is None:
+        return None
+    return torch.equal(before[:, :-1], after[:, :-1])

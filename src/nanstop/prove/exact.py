@@ -16,8 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nanstop.errors import ShortOfMemoryError
+from nanstop.numerics.host_memory import lacks_memory
 from nanstop.numerics.parked import copied_to_host
-from nanstop.numerics.room import MOST_IN_FLOAT64, place_for
+from nanstop.numerics.room import MOST_IN_FLOAT64, let_go, place_for
 from nanstop.numerics.tensors import HALF, format_name
 from nanstop.prove.agreement import SAME, agree, loss_gap, nearness
 from nanstop.prove.failing_step import FailingStep
@@ -343,11 +344,20 @@ class ExactRuns:
 
 
 def gaps_between(run: Attempt, exact: Attempt) -> Gaps | None:
-    """Return how far a run is from another one; None where either failed or has no loss."""
+    """Return how far a run is from another one; None where either failed or has no loss.
+
+    Errors: ``ShortOfMemoryError`` where there is no room to compare them.
+    """
     if run.failed or exact.failed or run.loss is None or exact.loss is None:
         return None
     own, true = run.grads or {}, exact.grads or {}
-    return loss_gap(run.loss, exact.loss), *nearness(own, true)
+    try:
+        return loss_gap(run.loss, exact.loss), *nearness(own, true)
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
+        let_go(error)
+        raise ShortOfMemoryError from None
 
 
 def farthest(all_gaps: Sequence[Gaps]) -> Gaps | None:

@@ -54,26 +54,37 @@ def prove_step(
         tried(ended)
         return ended
 
-    proof = prove(
-        _baseline(trials),
-        candidates,
-        trial,
-        reference=trials.reference(),
-        safety_of=safety_of,
-        extend=trials.extend,
-        confirm=(*others[:_MAX_CONFIRMED], *healthy),
-        lasts=(lambda atoms: _freed(lambda: after.under(atoms))) if goes_on else None,
-        anew=lambda atoms: _freed(lambda: trials.anew(atoms)),
-        permitted=lambda atoms: not not_allowed(policy, atoms),
-        isolates=lambda atoms: any(atom.remedy in DATA_REMEDIES for atom in atoms),
-        budget=Budget(trials=policy.budget_trials, seconds=policy.budget_seconds),
-    )
+    def searched() -> Proof:
+        return prove(
+            _baseline(trials),
+            candidates,
+            trial,
+            reference=trials.reference(),
+            safety_of=safety_of,
+            extend=trials.extend,
+            confirm=(*others[:_MAX_CONFIRMED], *healthy),
+            lasts=(lambda atoms: _freed(lambda: after.under(atoms))) if goes_on else None,
+            anew=lambda atoms: _freed(lambda: trials.anew(atoms)),
+            permitted=lambda atoms: not not_allowed(policy, atoms),
+            isolates=lambda atoms: any(atom.remedy in DATA_REMEDIES for atom in atoms),
+            budget=Budget(trials=policy.budget_trials, seconds=policy.budget_seconds),
+        )
+
+    proof = searched()
+    while _lacked_room(proof) and trials.step_down():
+        proof = searched()
     has_forms = any(atom.remedy in FORMS for atom in proof.minimal) and not failing.update
     typed = None
     if has_forms:
         with suppress(ShortOfMemoryError):
             typed = trials.typed(codes(proof))
     return replace(proof, scope=trials.scope, typed=typed)
+
+
+def _lacked_room(proof: Proof) -> bool:
+    """Return whether nothing passed, and something had no room to be held against float32 in."""
+    outcomes = {trial.outcome for trial in proof.tried}
+    return "oom" in outcomes and "pass" not in outcomes
 
 
 def _baseline(trials: Trials) -> Trial:

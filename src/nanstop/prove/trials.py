@@ -19,6 +19,7 @@ from nanstop.prove.bad_samples import (
     atoms_for,
     changes_new_outputs_only,
     healthy_rows,
+    is_causal,
     without,
 )
 from nanstop.prove.exact import ExactRuns, Gaps, farthest
@@ -119,8 +120,20 @@ class Trials:
         try:
             return self._exact.of(self._failing.micro)
         except ShortOfMemoryError:
-            self._exact = RegionRuns(self._failing, self._ladder, self._wider)
+            self.step_down()
             return self._exact.of(self._failing.micro)
+
+    def step_down(self) -> bool:
+        """Hold what comes against less of the model; return whether that is less than before."""
+        if isinstance(self._exact, RegionRuns):
+            return False
+        if self._ladder.rung < Rung.REGION:
+            self._ladder.step_down()
+        if self._ladder.rung is Rung.PARTS:
+            self._exact = ExactRuns(self._failing, self._ladder, self._key.op or "")
+        else:
+            self._exact = RegionRuns(self._failing, self._ladder, self._wider)
+        return True
 
     @property
     def scope(self) -> str:
@@ -203,7 +216,7 @@ class Trials:
             loss_gap=gaps[0],
             grad_cosine=gaps[1],
             grad_gap=gaps[2],
-            causal=self._is_causal(atoms, micro) if judged else None,
+            causal=is_causal(self._failing, atoms, micro) if judged else None,
             rows_unchanged=self._rows_unchanged(atoms, micro, run) if judged else None,
             seconds=run.seconds,
             peak_bytes=self._exact.peak_of(run),
@@ -346,25 +359,6 @@ class Trials:
         # It passed, and so did another number, with the same loss and gradients.
         is_any = all(atom.remedy in NUMBERED for atom in atoms)
         return is_any or None if unchanged is None else unchanged
-
-    def _is_causal(self, atoms: tuple[Atom, ...], micro: int) -> bool | None:
-        """Return whether changing the last token leaves every earlier logit as it was;
-        None where it cannot be asked.
-        """
-        if not _has(atoms, "attention"):
-            return None
-        batch = self._failing.step.batches[micro]
-        ids = self._view.token_ids(batch)
-        if ids is None or ids.dim() != 2 or ids.shape[1] < 2:
-            return None
-        changed = ids.clone()
-        changed[:, -1] = torch.where(ids[:, -1] > 0, ids[:, -1] - 1, ids[:, -1] + 1)
-        with self._failing.step.isolated(), applied(self._view, atoms):
-            before = self._view.logits(ids)
-            after = self._view.logits(changed)
-        if before is None or after is None:
-            return None
-        return torch.equal(before[:, :-1], after[:, :-1])
 
 
 def _outcome(run: Attempt, key: FailureKey | None, failure: FailureKey) -> Outcome:

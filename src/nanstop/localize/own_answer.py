@@ -46,6 +46,45 @@ def answers_a_bad_number(step: Step, error: BaseException) -> bool:
     return answers.were_others and type(again.error) is not type(error)
 
 
+def asks_of_a_bad_number(step: Step) -> bool:
+    """Return whether what a script has asked of a micro-batch, the last of a step, whose answer
+    is its loss, is answered otherwise where the values are finite: see ``answers_a_bad_number``.
+
+    Runs the micro-batch twice, undone. Synchronises the device.
+    """
+    if not step.is_local:
+        return False
+    last = len(step.batches) - 1
+    try:
+        batch = filter(_has_high, tensors(list(step.batches[last].values())))
+        answers = _Answers((*batch, *step.view.root.parameters()))
+        plain = attempt(step, last, under=eager)
+        again = attempt(step, last, under=answers.of_finite_values)
+    except Exception:  # what cannot be run again tells nothing
+        return False
+    if plain.error is not None or again.error is not None:
+        return False
+    return answers.were_others and again.loss != plain.loss
+
+
+def is_computed(step: Step) -> bool:
+    """Return whether the infinity that is the loss of a step's last micro-batch is of something
+    that was computed, and not of one that the script has brought in, as a mask does.
+
+    Runs the micro-batch once, undone; True where it cannot be run again.
+    """
+    if not step.is_local:
+        return True
+    try:
+        last = len(step.batches) - 1
+        batch = filter(_has_high, tensors(list(step.batches[last].values())))
+        answers = _Answers((*batch, *step.view.root.parameters()))
+        with step.isolated(), answers.of_finite_values():
+            return answers.counts(step.run(last))
+    except Exception:  # what cannot be run again tells nothing
+        return True
+
+
 def _has_high(tensor: Tensor) -> bool:
     """Return whether a tensor holds +Inf: -Inf in a batch is what masks are made of."""
     is_real = tensor.is_floating_point() and is_plain(tensor)
@@ -76,7 +115,7 @@ class _Answers(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.overloadpacket.__name__ not in _READS:
-            counts = self._counts(func, args, kwargs)
+            counts = self._makes(func, args, kwargs)
             result = func(*args, **kwargs)
             made = tensors(result)
             for one in made if counts else ():
@@ -88,24 +127,25 @@ class _Answers(TorchDispatchMode):
         given = tree_map_only(Tensor, self._finite, (args, kwargs))
         return func(*given[0], **given[1])
 
-    def _counts(self, func: Any, args: Any, kwargs: Any) -> bool:
+    def _makes(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Return whether infinities that an operation will have made count: it reads some that do,
         or none and is given none.
         """
         bad = [one for one in tensors((args, kwargs)) if is_measurable(one) and has_bad(one)]
         if bad:
-            return any(map(self._is_computed, bad))
+            return any(map(self.counts, bad))
         numbers = (one for one in tree_leaves((args, kwargs)) if isinstance(one, float))
         return not operators.traits(func).uninitialised and all(map(math.isfinite, numbers))
 
-    def _is_computed(self, tensor: Tensor) -> bool:
+    def counts(self, tensor: Tensor) -> bool:
+        """Return whether what is not finite in a tensor counts."""
         known = tensor.untyped_storage()._cdata in self._computed
         return known or bool(tensor.isnan().any())
 
     def _finite(self, tensor: Tensor) -> Tensor:
         if not (tensor.is_floating_point() and is_plain(tensor) and has_bad(tensor)):
             return tensor
-        if not self._is_computed(tensor):
+        if not self.counts(tensor):
             return tensor
         self.were_others = True
         if tensor.dtype.itemsize > 1:

@@ -164,7 +164,7 @@ class Calls:
                     return None
                 is_there = device_of(module) != "meta"
             if is_there:
-                self._judge.look_for_given_up()  # runs the script's code again, as it was run
+                self._judge.left_out.look()  # runs the script's code again, as it was run
                 with by_torch_alone():
                     self._judge.controller.look_at_hooks(module)
                     return self._state.begin(module)

@@ -21,7 +21,7 @@ from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.loop.moved_weights import has_moved
 from nanstop.hosts.loop.step import UnseenMicro
 from nanstop.hosts.script.closures import OpenUpdate, Returned
-from nanstop.hosts.script.refusals import Refusals
+from nanstop.hosts.script.refusals import LeftOut, Refusals
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import INSIDE, Steps, is_of_weights
 from nanstop.hosts.script.window import window_of
@@ -44,6 +44,7 @@ class Judge:
         self.steps = steps
         self.controller = controller
         self.refusals = Refusals(state, steps, controller, self.looking)
+        self.left_out = LeftOut(state, steps, controller, self.looking)
         state.on_number = self.read_number
         state.on_left = steps.leave
 
@@ -201,24 +202,6 @@ class Judge:
             groups = param_groups(step.view.root.named_parameters())
             if self.controller.session is not None:
                 self.controller.session.learned(param_groups=groups)
-
-    def look_for_given_up(self) -> None:
-        """Report the micro-batch that is open if the script left it out because its loss is not
-        finite.
-
-        There is no update to hold back.
-        """
-        micro, window = self._state.micro, self._state.window
-        if micro is None or not micro.given_up():
-            return
-        self._state.drop()
-        self._state.met_failure = True
-        window.micros.append(micro)
-        try:
-            with self.looking("the loss was not investigated"):
-                self.controller.given_up(self.steps.step(window, None, ()))
-        finally:
-            window.micros.remove(micro)
 
     @contextmanager
     def looking(self, unless: str) -> Iterator[None]:

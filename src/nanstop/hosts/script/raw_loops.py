@@ -83,7 +83,7 @@ class RawLoops:
         """Look once more at what is under way, and let go of it."""
         if self.state.idle:
             with suppress(TrainingStopped):  # it is over
-                self.judge.look_for_given_up()
+                self.judge.left_out.look()
             ended_well = getattr(sys, "last_value", None) is None
             never = self._asked.never_made(self.controller.step_id()) if ended_well else ()
             for account in never:

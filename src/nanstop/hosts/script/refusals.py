@@ -1,4 +1,4 @@
-"""What a script's exceptions say of the numbers that it has computed."""
+"""What a script's exceptions, and what it leaves out, say of the numbers that it has computed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ from nanstop.detect.numeric_errors import is_numeric, phase_of
 from nanstop.errors import TrainingStopped
 from nanstop.frozen import frozen
 from nanstop.hosts.loop.controller import LoopController
-from nanstop.hosts.loop.step import Micro
+from nanstop.hosts.loop.step import LoopStep, Micro
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import Steps
 from nanstop.hosts.script.window import ScriptWindow, models_in, window_of
+from nanstop.hosts.tape.numbers import Question
 from nanstop.hosts.tape.taped_micro import TapedMicro
+from nanstop.measure.followed import Line
 from nanstop.numerics.trained import held_by
 from nanstop.own_code import is_library
+from nanstop.ranks import num_launched
 from nanstop.records import Phase
 from nanstop.tracebacks import passes_through, raised_in
 
 __tracebackhide__ = passes_through
 
 Looking = Callable[[str], AbstractContextManager[None]]
+_MOST_IN_VAIN = 8
+"""Questions that turned out to be of ordinary numbers, after which no more is run again."""
 
 
 @frozen
@@ -201,6 +206,98 @@ class Refusals:
                 return False
             self._controller.raised(step, error, phase)
         return True
+
+
+class LeftOut:
+    """Reports micro-batches that a script leaves out by itself because a number is not finite, at the
+    next model call or where the script ends. ``looking``: see ``Judge``.
+    """
+
+    def __init__(
+        self,
+        state: LoopState,
+        steps: Steps,
+        controller: LoopController,
+        looking: Looking,
+    ) -> None:
+        self._state = state
+        self._steps = steps
+        self._controller = controller
+        self._looking = looking
+        self._in_vain: list[tuple[Line, bool]] = []
+        """Lines that have asked, and what they were told, of numbers that were finite."""
+
+    def look(self) -> None:
+        """Report the micro-batch that is open if the script left it out because its loss is not
+        finite, or because of what it was told of a value that is not.
+
+        There is no update to hold back.
+        """
+        micro = self._state.micro
+        if micro is None or micro.loss is not None:
+            return
+        question = self._to_try(micro)
+        is_read = micro.given_up()
+        if not is_read and question is None:
+            return
+        unless = "what the script has left out was not investigated"
+        window = self._state.window
+        window.micros.append(micro)
+        try:
+            with self._state.untaped(), self._looking(unless):
+                step = self._steps.step(window, None, ())
+                if self._is_of_bad(step, micro, None if is_read else question):
+                    self._state.met_failure = True
+                    self._state.drop()
+                    self._controller.given_up(step)
+        finally:
+            window.micros.remove(micro)
+
+    @property
+    def _is_weary(self) -> bool:
+        return len(self._in_vain) >= _MOST_IN_VAIN
+
+    def _to_try(self, micro: TapedMicro) -> Question | None:
+        """Return what the script has asked last if that may be why it has left a micro-batch out.
+        Synchronises the device where it has compared a number.
+
+        The model's set-up is not known before a window has ended, and is not read of one that may
+        be no part of the training: only where a number tells. Nothing is run again that other
+        ranks may have to take part in: they need not have come to the same answer.
+        """
+        asked = micro.tape.questions
+        is_shared = micro.reduced or num_launched() > 1
+        if asked.last is None or is_shared or self._is_weary:
+            return None
+        tells = asked.compared is not None and not bool(asked.compared.isfinite())
+        is_new = (asked.last.line, asked.last.said) not in self._in_vain
+        is_known = self._controller.session is not None
+        return asked.last if tells or (is_new and is_known) else None
+
+    def _is_of_bad(self, step: LoopStep, micro: TapedMicro, question: Question | None) -> bool:
+        """Return whether a loss that was read was computed, or a ``question`` would be answered
+        otherwise of finite values, which are the loss then.
+        """
+        from nanstop.localize.own_answer import asks_of_a_bad_number, is_computed
+
+        told = (question.line, question.said) if question else (micro.tape.calls[-1].line, True)
+        is_weary = self._is_weary
+        self._in_vain.append(told)
+        if question is None:
+            # -Inf is what masks are made of: the largest of what is left where nothing is.
+            is_low = micro.loss is not None and bool((micro.loss == -math.inf).all())
+            is_bad = not is_low or (not is_weary and is_computed(step))
+        else:
+            micro.tape.losses = [question.slot]
+            is_bad = asks_of_a_bad_number(step)
+            if is_bad:
+                with step.isolated():
+                    is_bad = micro.asks_of_nan(question.slot)
+        if is_bad:
+            self._in_vain.remove(told)
+        else:
+            micro.loss, micro.tape.losses = None, []
+        return is_bad
 
 
 def _comes_to_bad(micro: TapedMicro, error: Exception) -> bool:

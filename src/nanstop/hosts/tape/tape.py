@@ -19,7 +19,7 @@ from torch import Tensor
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.hosts.tape.left_behind import LeftBehind
 from nanstop.hosts.tape.needed_calls import calls_for
-from nanstop.hosts.tape.numbers import Numbers
+from nanstop.hosts.tape.numbers import Numbers, Questions, is_answer
 from nanstop.hosts.tape.tape_calls import (
     HISTORY,
     Constant,
@@ -36,10 +36,10 @@ from nanstop.hosts.tape.tape_calls import (
 from nanstop.hosts.tape.tape_functions import (
     GRADIENTS,
     LITERALS,
-    LOOKS,
     NOT_REPEATED,
     NUMBERS,
     PLAIN,
+    READS,
 )
 from nanstop.hosts.tape.tensors import autocast_state, saved_hooks
 from nanstop.hosts.tape.unrepeated import Unrepeated
@@ -71,10 +71,9 @@ class Tape(PassingMode):
     ``num_passed`` times that a gradient was read or set. ``takes_outer``: whether it records those
     at all. ``on_error`` is told what such an op raises, ``on_number`` of a number that the script
     reads before the first model call and that is not finite, with the slot of what it reads,
-    ``on_write`` of a tensor that is about to be written in place. ``looked_at``: the last scalar
-    whose value, or whether it is finite, the script asked for. ``losses``: slots of what is to be
-    replayed, ``asked``: of gradients. ``cuts``: see ``Cuts``. ``refused``: see ``ends_refused``.
-    ``problem``: why it records no more.
+    ``on_write`` of a tensor that is about to be written in place. ``losses``: slots of what is
+    to be replayed, ``asked``: of gradients. ``cuts``: see ``Cuts``. ``refused``: see
+    ``ends_refused``. ``problem``: why it records no more.
     """
 
     def __init__(self, device: str, on_error: Callable[[Exception], None]) -> None:
@@ -87,7 +86,7 @@ class Tape(PassingMode):
         self.unrepeated = Unrepeated()
         self.num_ops = self.num_outer = self.num_passed = 0
         self.takes_outer = True
-        self.looked_at: tuple[Slot | None, Tensor] | None = None
+        self.questions = Questions()
         self.losses, self.asked = list[int](), list[int]()
         self.cuts: Cuts | None = None
         self.refused: TapedCall | None = None
@@ -132,12 +131,10 @@ class Tape(PassingMode):
                 self.calls.pop()
             raise
         self._after(call, operands, result)
-        if func in LOOKS and not call.outer:
+        if not call.outer and (func in READS or is_answer(result)):
             with by_torch_alone():
-                if operands[0][0].dim() == 0:
-                    self.looked_at = operands[0][2], operands[0][0].detach()
-            slot = operands[0][2]
-            self._numbers.read(result, slot and slot.index, call.line)
+                slot = self.questions.note(func, call.line, operands, result)
+            self._numbers.read(result, slot, call.line)
         useless = not (call.count or call.writes or call.foreign)
         if useless and self.calls and self.calls[-1] is call:
             self.calls.pop()

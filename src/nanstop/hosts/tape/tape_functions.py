@@ -21,6 +21,14 @@ LOOKS = frozenset(
         ),
     }
 )
+READS = frozenset(
+    {
+        *NUMBERS,
+        *(getattr(Tensor, f"__{kind}__") for kind in ("bool", "int", "index", "array")),
+        *(Tensor.tolist, Tensor.numpy, Tensor.is_nonzero, torch.is_nonzero),
+    }
+)
+"""What brings values of a tensor to Python."""
 GRADIENTS = frozenset((cast("Any", Tensor).grad.__get__, cast("Any", Tensor).grad.__set__))
 """What training changes: a script may well empty the gradients of every parameter itself."""
 NOT_REPEATED = frozenset(

@@ -151,14 +151,14 @@ class TapedMicro:
 
         Synchronises the device where it looked at one.
         """
-        if self.loss is not None or self.tape.looked_at is None:
+        seen = self.tape.questions.looked_at
+        if self.loss is not None or seen is None:
             return False
-        slot, seen = self.tape.looked_at
         with by_torch_alone():  # it is no call of the script
-            if slot is None or bool(seen.isfinite()):
+            if bool(seen[1].isfinite()):
                 return False
-        self.loss = seen
-        self.tape.losses.append(slot.index)
+        self.loss = seen[1]
+        self.tape.losses.append(seen[0])
         return True
 
     def comes_to_bad(self, *, of_last: bool = False) -> bool:
@@ -183,15 +183,17 @@ class TapedMicro:
         self.loss = values[bad[-1]].detach().sum() if bad else None
         return bool(bad)
 
-    def asks_of_nan(self) -> bool:
+    def asks_of_nan(self, slot: int | None = None) -> bool:
         """Return whether the last that was made is NaN or says something of what is (``loss !=
-        loss``, ``not loss < 1e6``), which is its loss then. Runs forward once more.
+        loss``, ``not loss < 1e6``), which is its loss then; or a ``slot``, also of an infinity.
+        Runs forward once more.
         """
         tape, values = self.tape, dict[int, Tensor]()
         made = {slot: call for call in tape.calls for slot in call.results}
         if self.obstacle() or not made:
             return False
-        asked = tape.losses = [max(made)]
+        newest = slot is None
+        asked = tape.losses = [max(made) if slot is None else slot]
         with suppress(Exception):
             for call in tape.needed():
                 call.play(values, {})
@@ -200,7 +202,7 @@ class TapedMicro:
             value = values.get(slot)
             if value is not None and not is_inexact(value):
                 asked += [one.index for one in made[slot].held(Slot) if one.index in made]
-            elif value is not None and bool(value.isnan().any()):
+            elif value is not None and (value.isnan() if newest else ~value.isfinite()).any():
                 self.loss, tape.losses = value.detach().sum(), [slot]
                 return True
         tape.losses = []

@@ -209,8 +209,8 @@ class Refusals:
 
 
 class LeftOut:
-    """Reports micro-batches that a script leaves out by itself because a number is not finite, at the
-    next model call or where the script ends. ``looking``: see ``Judge``.
+    """Reports micro-batches that a script leaves out by itself because a number is not finite, at
+    the next model call or where the script ends. ``looking``: see ``Judge``.
     """
 
     def __init__(

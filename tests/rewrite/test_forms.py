@@ -333,6 +333,15 @@ GUARDED = {
     ("return x[y.sum(-1) > 0].std()", "std"): (
         "return values.std(correction=min(1, values.numel() - 1))"
     ),
+    ("return x.var(0, unbiased=True)", "var"): (
+        "return x.var(dim=0, correction=min(1, x.shape[0] - 1))"
+    ),
+    ("return torch.std_mean(x, 1)[0]", "std_mean"): (
+        "return torch.std_mean(x, dim=1, correction=min(1, x.shape[1] - 1))[0]"
+    ),
+    ("return torch.cov(x.T)", "div"): (
+        "return torch.cov(x.T, correction=min(1, x.T.shape[-1] - 1))"
+    ),
     ("return torch.acos(y)*x", "acos"): "return torch.acos(y.clamp(-1 + 1.2e-7, 1 - 1.2e-7))*x",
     ("return x*(1 + y).acosh()", "acosh"): "return x*(1 + y).clamp(min=1 + 1.2e-7).acosh()",
     ("return torch.where(y > 0, torch.log(x * y), 0)", "log"): (
@@ -377,6 +386,8 @@ def test_guarded_has_values_where_there_were_none(before, op):
         x = torch.zeros(2, 3)
     if "std" in before:
         x, y = torch.ones(2, 1), torch.tensor([[1.0], [0.0]])
+    if "var" in before or "cov" in before:
+        x = torch.ones(1, 3)
     if "acos(" in before:
         y = torch.ones(2, 3)
     assert all(one.isfinite().all() for one in outcome(after, x, y))

@@ -9,6 +9,14 @@ from collections.abc import Sequence
 from nanstop.decide.policy import DATA_REMEDIES
 from nanstop.records import FailureKey, Report
 
+_EACH_LOOKED_INTO = 3
+"""Failures of a row whose updates are left out;
+of those that follow each one whose number is a power of two.
+"""
+
+_MOST_ALIKE = 4
+"""Reports whose cures are tried on a failure that looks like theirs."""
+
 
 class Repeats:
     """The reports of a run, latest last.
@@ -36,6 +44,11 @@ class Repeats:
         """
         return next((r for r in self.reports if self.key_of(r).same_as(key)), None)
 
+    def all_like(self, key: FailureKey) -> list[Report]:
+        """Return the latest reports of earlier failures with the same key."""
+        alike = [one for one in self.reports if self.key_of(one).same_as(key)]
+        return alike[-_MOST_ALIKE:]
+
     def explaining(
         self, bad_params: Sequence[str], *, at_step: int, over: bool = False
     ) -> Report | None:
@@ -52,6 +65,15 @@ class Repeats:
             if left_alone(report) and report.audit[-1].at.step + 1 == at_step:
                 return report
         return None
+
+
+def is_one_more(latest: Report, row: int) -> bool:
+    """Return whether a failure that looks like the last is taken for it: a long ``row`` is looked
+    into ever more seldom, and not at all what the same weights led to.
+    """
+    skipped = latest.audit[-1].action.kind == "skip"
+    looked_into = row <= _EACH_LOOKED_INTO or row & (row - 1) == 0
+    return skipped and row > 0 and (latest.led_here or not looked_into)
 
 
 def left_alone(report: Report) -> bool:

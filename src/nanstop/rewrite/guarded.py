@@ -12,6 +12,7 @@ from nanstop.rewrite.operations import (
     FILLS,
     Operation,
     is_cheap,
+    is_one,
     number_of,
     operation,
     same,
@@ -298,9 +299,10 @@ def _mean(draft: Draft, found: Operation) -> str | None:
 
 
 def _deviation(draft: Draft, found: Operation) -> str | None:
-    """Return the deviation of one value as that of a population: 0."""
+    """Return the deviation, or the covariance, of one value as that of a population: 0."""
     dim = found.argument(1, "dim")
-    alone = len(found.args) <= 2 and not set(found.keywords) - {"dim", "keepdim"}
+    kept = {name for name in ("unbiased", "correction") if is_one(found.keywords.get(name))}
+    alone = len(found.args) <= 2 and not set(found.keywords) - {"dim", "keepdim", *kept}
     if not alone or (dim is not None and number_of(dim) is None):
         return None
     value = draft.twice(found.operand, "values")
@@ -308,7 +310,11 @@ def _deviation(draft: Draft, found: Operation) -> str | None:
     rest = [f"dim={draft.source.segment(dim)}"] if dim is not None else []
     keeps = found.keywords.get("keepdim")
     rest += [f"keepdim={draft.source.segment(keeps)}"] if keeps is not None else []
-    return f"{value}.{found.name}({', '.join((*rest, f'correction=min(1, {at} - 1)'))})"
+    at = f"{value}.shape[-1]" if found.name == "cov" else at
+    rest.append(f"correction=min(1, {at} - 1)")
+    if found.name.endswith("_mean") or found.name == "cov":
+        return f"{draft.torch(found.name)}({', '.join((value, *rest))})"
+    return f"{value}.{found.name}({', '.join(rest)})"
 
 
 def _softmax(draft: Draft, found: Operation) -> str | None:
@@ -360,24 +366,17 @@ def _ctc(draft: Draft, found: Operation) -> str | None:
 
 _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "div": _divided,
-    "log": _clamped,
-    "log2": _clamped,
-    "log10": _clamped,
+    **dict.fromkeys(("log", "log2", "log10"), _clamped),
     "log1p": _log_of_more,
     "sqrt": _clamped,
     "rsqrt": _inverse,
     "pow": _root,
     "acosh": _above_one,
-    "acos": _edged,
-    "asin": _edged,
-    "atanh": _edged,
+    **dict.fromkeys(("acos", "asin", "atanh"), _edged),
     "mean": _mean,
-    "std": _deviation,
-    "var": _deviation,
-    "softmax": _softmax,
-    "log_softmax": _softmax,
-    "cross_entropy": _cross_entropy,
-    "nll_loss": _cross_entropy,
+    **dict.fromkeys(("std", "var", "std_mean", "var_mean", "cov"), _deviation),
+    **dict.fromkeys(("softmax", "log_softmax"), _softmax),
+    **dict.fromkeys(("cross_entropy", "nll_loss"), _cross_entropy),
     "ctc_loss": _ctc,
     "normalize": _held_eps,
 }
@@ -388,13 +387,12 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "nll_loss_forward": ("cross_entropy", "nll_loss"),
     "nll_loss2d_forward": ("cross_entropy", "nll_loss"),
     "_ctc_loss": ("ctc_loss",),
-    "div": ("div", "normalize"),
+    "div": ("div", "normalize", "cov"),
     "true_divide": ("div",),
     "reciprocal": ("div", "reciprocal"),
     "sqrt": ("sqrt", "pow"),
     "rsqrt": ("rsqrt", "pow"),
     "pow": ("pow", "sqrt", "rsqrt"),
-    "var_mean": ("var", "std"),
-    "std": ("std",),
+    "var_mean": ("var", "std", "var_mean", "std_mean"),
 }
 """How the operations that torch records are spelled in Python."""

@@ -41,7 +41,7 @@ _MODULES: Mapping[str, str] = {
 METHODS = frozenset(
     {"softmax", "sigmoid", "log_softmax", "log", "log2", "log10", "log1p", "exp", "expm1", "sum"}
     | {"prod", "mean", "std", "norm", "sqrt", "rsqrt", "pow", "acos", "asin", "atanh", "div"}
-    | {"acosh", "tanh"}
+    | {"acosh", "tanh", "var", "std_mean", "var_mean"}
     | {"arccos", "arcsin", "arctanh", "mul", "add", "sub", "neg", "true_divide", "multiply"}
     | {"masked_fill", "square", "where", "reciprocal", "gather", "logsumexp", "divide"}
 )
@@ -178,6 +178,11 @@ def number_of(node: ast.AST | None) -> float | None:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return sign * float(node.value)  # pyright: ignore[reportArgumentType]
     return None
+
+
+def is_one(node: ast.AST | None) -> bool:
+    """Return whether a node spells 1, or that something is so."""
+    return isinstance(node, ast.Constant) and node.value == 1
 
 
 def infinity_of(source: Source, node: ast.AST) -> float | None:

@@ -56,6 +56,8 @@ _ALIASES: Mapping[str, str] = {
     "xlogy": "log",
     "nll_loss2d_forward": "nll_loss_forward",
     "var": "std",
+    "std_mean": "std",
+    "var_mean": "std",
 }
 
 

@@ -16,8 +16,9 @@ from nanstop.decide.agreement import Ranks
 from nanstop.decide.apart import decide_apart
 from nanstop.decide.policy import decide
 from nanstop.decide.remembered import PolicyState, begun, completed
-from nanstop.decide.repeats import Repeats, left_alone, names_samples
+from nanstop.decide.repeats import Repeats, is_one_more, left_alone, names_samples
 from nanstop.errors import NanstopError
+from nanstop.localize.met_before import BadTensors
 from nanstop.numerics.room import let_go
 from nanstop.prove.failing_step import (
     FailingStep,
@@ -43,10 +44,7 @@ if TYPE_CHECKING:
 
 _MAX_NAMED = 8
 
-_EACH_LOOKED_INTO = 3
-"""Failures of a row whose updates are left out;
-of those that follow each one whose number is a power of two.
-"""
+_NOTHING_HELPS = Proof(incident="", verdict="none_found", minimal=())
 
 
 class Failures:
@@ -54,6 +52,7 @@ class Failures:
 
     def __init__(self, run: RunState) -> None:
         self.known = Repeats()
+        self._bad = BadTensors()
         self._run = run
         self._state = PolicyState()
         self._last_signature: tuple[object, ...] | None = None
@@ -154,7 +153,7 @@ class Failures:
             latest = self.known.reports[-1]
             if left_alone(latest):
                 return replace(self._again(latest, now), like_the_last=True)
-            if self._is_one_more(latest, now.optimizer):
+            if is_one_more(latest, self._state.in_a_row(now.optimizer)):
                 return self._again(latest, now, proof=latest.proof)
         self._last_signature, self._last_optimizer = signature, now.optimizer
         self._others_passed = False
@@ -226,15 +225,6 @@ class Failures:
         led_here = bool(self.known.reports) and self.known.reports[-1].led_here
         return led_here and self._state.in_a_row(self._last_optimizer) > 0
 
-    def _is_one_more(self, latest: Report, optimizer: int) -> bool:
-        """Return whether a failure that looks like the last is taken for it: a long row is
-        looked into ever more seldom, and not at all what the same weights led to.
-        """
-        row = self._state.in_a_row(optimizer)
-        skipped = latest.audit[-1].action.kind == "skip"
-        looked_into = row <= _EACH_LOOKED_INTO or row & (row - 1) == 0
-        return skipped and row > 0 and (latest.led_here or not looked_into)
-
     def _investigate(
         self, found: Investigation, now: FailurePoint, failing: FailingStep | None, takes: int
     ) -> Conclusion:
@@ -248,16 +238,23 @@ class Failures:
             failing = bounded(failing, takes)
             found.look(failing)
             found.trace_rows(failing, self._run)
-            known = self.known.like(found.key)
-            if known is not None and found.stage("repeat", lambda: self._passes(failing, known)):
-                return self._again(known, now, failing)
+            alike, place = self.known.all_like(found.key), (failing.step, failing.micro)
+            first = partial(self._bad.first_told, *place, found.localization, alike)
+            known = found.stage("repeat", first)
+            if known is not None:
+                return self._again(known, now, failing, proof=_NOTHING_HELPS)
+            for known in alike:
+                if found.stage("repeat", partial(self._passes, failing, known)):
+                    found.stage("repeat", partial(self._bad.note, *place, known.incident.at))
+                    return self._again(known, now, failing)
+            found.stage("repeat", partial(self._bad.note, *place, found.at))
             found.explain(self._run.series)
             found.confirm(failing)
             if self._num_apart(now) == 1:  # else nothing would come of it
                 found.prove(failing, self._run.policy)
-            if known is not None and names_samples(known):
+            if alike and names_samples(alike[0]):
                 # The samples are new, the failure is not.
-                return self._again(known, now, failing, proof=found.proof)
+                return self._again(alike[0], now, failing, proof=found.proof)
         return self._decide(found, now, failing)
 
     def _captured(
@@ -288,8 +285,7 @@ class Failures:
     def _decide(
         self, found: Investigation, now: FailurePoint, failing: FailingStep | None
     ) -> Conclusion:
-        none = Proof(incident="", verdict="none_found", minimal=())
-        proof = none if found.put_right else found.proof or none  # they are as broken as before
+        proof = _NOTHING_HELPS if found.put_right else found.proof or _NOTHING_HELPS
         way_back, clean = failing is not None and failing.update, found.may_pass
         # Ranks that have agreed go back together, or not at all.
         lost = bool((now.agreed or now.by_itself) and found.bad_params and not way_back)

@@ -39,6 +39,8 @@ BROKEN = {
     "log softmax": (lambda x: F.log_softmax(x, -1).masked_fill(x == -torch.inf, 0.0), SCORES),
     "mean of nothing": (lambda x: x[x > 99.0].mean(), ROWS),
     "deviation of one": (lambda x: x[:, :1].std(1), ROWS),
+    "deviation and mean of one": (lambda x: torch.cat(torch.std_mean(x[:, :1], 1)), ROWS),
+    "covariance of one": (lambda x: torch.cov(x[:, :1]), ROWS),
     "log of more": (lambda x: torch.log1p(-x / 4.0), ROWS),
     "a count of Python's": (lambda x: x.sum(1) / 0, ROWS),
     "a vector of zeros in half": (lambda x: F.normalize(x.half(), dim=-1).float(), ROWS),
@@ -51,6 +53,7 @@ BROKEN = {
 
 
 ALWAYS = {"mean of nothing", "deviation of one", "a count of Python's"}
+ALWAYS |= {"deviation and mean of one", "covariance of one"}
 """What has no value whatever is read."""
 
 
@@ -78,6 +81,24 @@ def test_where_all_is_well_nothing_changes(name):
     known, known_gradient = plain.isfinite(), plain_gradient.isfinite()
     assert torch.equal(guarded[known], plain[known])
     torch.testing.assert_close(gradient[known_gradient], plain_gradient[known_gradient])
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: torch.cat(torch.std_mean(x, 1)),
+        lambda x: torch.cat(torch.var_mean(x, dim=0, correction=0)),
+        lambda x: torch.cov(x),
+        lambda x: x.var(0, unbiased=False),
+        lambda x: x[:1].std(0, correction=0),
+    ],
+)
+def test_a_deviation_of_several_is_what_it_was(compute):
+    x = torch.tensor([[0.1, 0.9, 0.5], [0.7, 0.2, 0.3]])
+    plain, (slope,) = graded(compute, x)
+    guarded, (gradient,) = guard(compute, x)
+    assert torch.equal(guarded, plain)
+    assert torch.equal(gradient.nan_to_num(), slope.nan_to_num())
 
 
 def test_only_from_the_edge_on_is_an_arc_flat():

@@ -196,6 +196,11 @@ class LoopStep:
             own: Any = self.micros[micro]
             return own.makers(measure) if hasattr(own, "makers") else []
 
+    def made_before(self, micro: int) -> list[Tensor]:
+        """Return what a micro-batch reads that the script had made before it called a model."""
+        own: Any = self.micros[micro]
+        return own.made_before() if hasattr(own, "made_before") else []
+
     def for_looks(self) -> LoopStep:
         """Return the step as looks run it: as it is."""
         return self

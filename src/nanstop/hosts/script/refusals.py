@@ -240,7 +240,7 @@ class LeftOut:
         is_read = micro.given_up()
         if not is_read and question is None:
             return
-        unless = "what the script has left out was not investigated"
+        unless = "the loss was not investigated"
         window = self._state.window
         window.micros.append(micro)
         try:

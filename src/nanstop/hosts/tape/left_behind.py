@@ -5,11 +5,14 @@ loss of a router, say.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor, nn
 
 from nanstop.hosts.tape.tape_calls import Left, TapedCall, left_in
+from nanstop.numerics.nested import leaves
 
 _Place = tuple[weakref.ref[nn.Module], weakref.ref[nn.Module], str, int | None]
 """A called model, one of its modules, an attribute of that, and a place in it if it is a list."""
@@ -61,3 +64,21 @@ def _places_in(model: nn.Module, tensor: Tensor) -> Iterator[_Place]:
             listed = next((n for n, one in enumerate(entries) if one is tensor), None)
             if held is tensor or listed is not None:
                 yield *refs, name, listed
+
+
+@contextmanager
+def put_back(calls: Iterable[TapedCall]) -> Iterator[None]:
+    """Put back what models had left in their attributes before they are called again."""
+    left = [one for call in calls for one in leaves(call.args, call.kwargs, kind=Left)]
+    held = [vars(one.module).get(one.name) for one in left]
+    entries = [list[Any](one) if isinstance(one, list) else None for one in held]
+    try:
+        yield
+    finally:
+        for one, value, inside in zip(left, held, entries, strict=True):
+            if value is not None and inside is not None:
+                value[:] = inside
+            if value is None:  # the script has taken it away
+                vars(one.module).pop(one.name, None)
+            else:
+                vars(one.module)[one.name] = value

@@ -5,18 +5,18 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nanstop.hosts.tape.given_weights import WEIGHTS
+from nanstop.hosts.tape.left_behind import put_back
 from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tape import Tape
 from nanstop.hosts.tape.tape_calls import (
     Constant,
-    Left,
     Slot,
     TapedCall,
     spelled_by,
@@ -309,7 +309,7 @@ class TapedMicro:
         values: dict[int, Tensor] = {}
         also = () if self._result is None else (self._result,)
         needed = self.tape.needed(*also, anew=self.is_anew)
-        with _put_back(needed):
+        with put_back(needed):
             for call in needed:
                 call.play(values, replaced, hooked=self.is_hooked)
         self._made = values[also[0]].detach() if also else None
@@ -317,6 +317,11 @@ class TapedMicro:
             gradient = values[slot].detach()
             leaf.grad = gradient.clone() if leaf.grad is None else leaf.grad + gradient
         return total(values[slot] for slot in self.tape.losses)
+
+    def made_before(self) -> list[Tensor]:
+        """Return what it reads of what the script had made before its first model call."""
+        given = (c for call in self.tape.needed() for c in call.held(Constant))
+        return [constant.tensor for constant in given if constant.origin is not None]
 
     def leaves(self) -> list[Tensor]:
         calls = self.tape.calls
@@ -374,24 +379,6 @@ def _is_quiet(kind: type[torch.autograd.Function]) -> bool:
     if kind.setup_context is not torch.autograd.Function.setup_context:
         made.append(kind.setup_context)
     return all(is_of_library(one) or leaves_nothing(one, "torch") for one in made)
-
-
-@contextmanager
-def _put_back(calls: Iterable[TapedCall]) -> Iterator[None]:
-    """Put back what models had left in their attributes before they are called again."""
-    left = [one for call in calls for one in leaves(call.args, call.kwargs, kind=Left)]
-    held = [vars(one.module).get(one.name) for one in left]
-    entries = [list[Any](one) if isinstance(one, list) else None for one in held]
-    try:
-        yield
-    finally:
-        for one, value, inside in zip(left, held, entries, strict=True):
-            if value is not None and inside is not None:
-                value[:] = inside
-            if value is None:  # the script has taken it away
-                vars(one.module).pop(one.name, None)
-            else:
-                vars(one.module)[one.name] = value
 
 
 def _given(call: TapedCall) -> Iterator[tuple[str, Constant]]:

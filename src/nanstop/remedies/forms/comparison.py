@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanstop.numerics.tensors import tensors
 from nanstop.remedies.forms.calls import Call
 
 _SAME = 16
@@ -37,9 +38,11 @@ class Comparison:
         """Make a call in both ways on copies of what it reads. Synchronises the device."""
         leaves = _copied(call)
         with torch.enable_grad():
-            old, new = leaves.run(), guard(leaves)
-        if not isinstance(old, Tensor) or not isinstance(new, Tensor):
-            return
+            both = leaves.run(), guard(leaves)
+        for old, new in zip(*map(tensors, both), strict=False):
+            self._compare(call, leaves, old, new)
+
+    def _compare(self, call: Call, leaves: Call, old: Tensor, new: Tensor) -> None:
         known = old.detach().isfinite()
         self.is_left_out |= call.name == "div" and bool(old.isinf().any()) and not known.any()
         self._count(old.detach(), new.detach())

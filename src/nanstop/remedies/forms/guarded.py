@@ -174,6 +174,18 @@ def _mean(call: Call) -> Tensor | None:
 
 def _deviation(call: Call) -> Tensor | None:
     """Return the sample variance or deviation, of one element 0."""
+    only = _only_elements(call)
+    return None if only is None else only * 0
+
+
+def _deviation_and_mean(call: Call) -> tuple[Tensor, Tensor] | None:
+    """Return the sample variance or deviation, of one element 0, and the mean."""
+    only = _only_elements(call)
+    return None if only is None else (only * 0, only)
+
+
+def _only_elements(call: Call) -> Tensor | None:
+    """Return what is read, in the shape of the result, where that is one element for each."""
     read, dim = call.read, call.argument(1, "dim")
     if read is None or not read.is_floating_point():
         return None
@@ -181,7 +193,15 @@ def _deviation(call: Call) -> Tensor | None:
     keep = bool(call.kwargs.get("keepdim", False))
     dims: Any = tuple(range(read.dim())) if is_whole else dim
     one = read.sum(dims, keepdim=keep)
-    return one * 0 if one.numel() == read.numel() else None
+    return one if one.numel() == read.numel() else None
+
+
+def _covariance(call: Call) -> Tensor | None:
+    """Return the covariance, of one observation 0."""
+    read = call.read
+    if read is None or len(call.args) + len(call.kwargs) > 1 or read.shape[-1:] != (1,):
+        return None
+    return call.function(read, correction=0)
 
 
 def _norm(call: Call) -> Tensor | None:
@@ -229,7 +249,7 @@ def _sum_of_masks(call: Call) -> Tensor | None:
     return torch.where(left, bound, result)
 
 
-_GUARDS: Mapping[str, Callable[[Call], Tensor | None]] = {
+_GUARDS: Mapping[str, Callable[[Call], Any]] = {
     "div": _quotient,
     "reciprocal": _at_zero(0.0),
     "rsqrt": _root,
@@ -245,6 +265,8 @@ _GUARDS: Mapping[str, Callable[[Call], Tensor | None]] = {
     "scaled_dot_product_attention": _attention,
     "mean": _mean,
     **dict.fromkeys(("std", "var"), _deviation),
+    **dict.fromkeys(("std_mean", "var_mean"), _deviation_and_mean),
+    "cov": _covariance,
     "normalize": _norm,
     **dict.fromkeys(("cross_entropy", "nll_loss"), _labelled),
     "ctc_loss": _ctc,

@@ -24,9 +24,11 @@ torch.autograd.grad(mean, rewards)  # (tensor([0., 0., 0.]),)
 
 ## Fix
 1. Floor the count: `total / count.clamp(min=1)`. Cost: one line; an empty group then contributes 0.
-2. Skip groups with fewer than two elements before the statistics are taken.
+2. Of a deviation take `x.std(correction=min(1, len(x) - 1))`, also of `var` and `torch.cov`: that
+   of one element is 0 then. Cost: one argument; its group contributes 0.
+3. Skip groups with fewer than two elements before the statistics are taken.
    Cost: these groups, which teach nothing.
-3. Drop the micro-batch when it happens. Cost: its data.
+4. Drop the micro-batch when it happens. Cost: its data.
 
 ## Fix safety
 Dropping data changes training; it is applied only when allowed.

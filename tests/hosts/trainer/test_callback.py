@@ -55,6 +55,83 @@ class Averages(Scales):
                 model.lm_head.weight.div_(torch.zeros(()))
 
 
+class ByData(TrainerCallback):
+    """Writes to weights through ``data`` after its third step, by what it has read there before
+    where it ``holds`` that.
+    """
+
+    def __init__(self, *, holds):
+        self.holds, self.held = holds, None
+
+    def on_train_begin(self, args, state, control, model=None, **_):
+        self.held = model.lm_head.weight.data
+
+    def on_step_end(self, args, state, control, model=None, **_):
+        if state.global_step == 3:
+            written = self.held if self.holds else model.lm_head.weight.data
+            written.view(-1)[:4].div_(torch.zeros(()))
+
+
+class Reads(TrainerCallback):
+    """Keeps averages of the weights, and measures them; swaps them in and back for a look."""
+
+    def __init__(self):
+        self.averages, self.norms = None, []
+
+    def on_step_end(self, args, state, control, model=None, **_):
+        data = [p.data for p in model.parameters()]
+        self.averages = self.averages or [one.clone() for one in data]
+        for average, one in zip(self.averages, data, strict=True):
+            average.data.lerp_(one, 0.5)
+        self.norms.append(float(sum(one.norm() for one in data)))
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_the_callback_that_has_written_through_data_is_told(tmp_path, holds):
+    callbacks = (Reads(), ByData(holds=holds), nanstop.Callback(out=tmp_path / "out"))
+    trainer = trainer_with(tmp_path, *callbacks)
+    trainer.args.max_steps = 6
+    with pytest.raises(TrainingStopped):
+        trainer.train()
+    (report,) = nanstop.watch(trainer).incidents
+    assert [one.function for one in report.incident.written_by] == ["ByData.on_step_end"]
+    assert report.diagnoses[0].code == "NS401"
+    nanstop.watch(trainer).close()
+
+
+class Raises(Reads):
+    def on_step_end(self, args, state, control, model=None, **_):
+        super().on_step_end(args, state, control, model=model)
+        if state.global_step == 2:
+            raise KeyError("of the script's own")
+
+
+def test_callbacks_that_read_weights_are_left_alone(tmp_path, monkeypatch):
+    noted = []
+    monkeypatch.setattr("nanstop.hosts.trainer.callbacks._Write", lambda *a: noted.append(a))
+    ends, norms = [], []
+    for name, own in (("plain", ()), ("watched", (nanstop.Callback(out=tmp_path / "out"),))):
+        reads = Reads()
+        trainer = trainer_with(tmp_path / name, reads, *own)
+        trainer.args.max_steps = 4
+        torch.manual_seed(0)
+        trainer.train()
+        ends.append([p.detach().clone() for p in trainer.model.parameters()])
+        norms.append(reads.norms)
+    assert not noted
+    assert all(map(torch.equal, *ends))
+    assert norms[0] == norms[1]
+    nanstop.watch(trainer).close()
+
+
+def test_a_callback_that_raises_leaves_no_function_mode(tmp_path):
+    trainer = trainer_with(tmp_path, Raises(), nanstop.Callback(out=tmp_path / "out"))
+    with pytest.raises(KeyError, match="own"):
+        trainer.train()
+    assert torch._C._len_torch_function_stack() == 0
+    nanstop.watch(trainer).close()
+
+
 def test_the_callback_that_has_written_to_weights_is_told(tmp_path):
     held = []
     callbacks = (Scales(), Averages(lambda: held[0]))

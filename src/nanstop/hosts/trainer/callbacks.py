@@ -7,12 +7,13 @@ of them write to weights between an update and the next forward.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import repeat
 from operator import attrgetter, methodcaller
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from transformers import integrations
@@ -35,6 +36,8 @@ from nanstop.hosts.trackers import (
 from nanstop.numerics.tensors import by_torch_alone
 from nanstop.own_code import is_class_of
 from nanstop.records import SourceLine
+from nanstop.replay.conditions import is_compiling
+from nanstop.replay.function_modes import PassingMode
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import source_line
 
@@ -49,6 +52,7 @@ __all__ = [
 __tracebackhide__ = passes_through
 
 _log = logging.getLogger("nanstop")
+_DATA: Any = cast("Any", Tensor).data.__get__
 _VERSION, _ADDRESS = attrgetter("_version"), methodcaller("data_ptr")
 _Marks = tuple[list[Any], list[Any]]
 
@@ -146,17 +150,56 @@ class _Write:
     by: SourceLine
 
 
+class _Aliases(PassingMode):
+    """Notes what a script reads as ``weight.data`` while it is on: the same memory, whose writes
+    the weight counts no version of, but the alias and its views do.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._read: list[tuple[Tensor, Tensor]] = []
+        self._kept: list[tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]] = []
+
+    def forget(self) -> None:
+        """Know of no alias any more."""
+        self._read, self._kept = [], []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func == _DATA and isinstance(args[0], nn.Parameter):
+            self._read.append((args[0], result))
+        return result
+
+    def written(self) -> set[int]:
+        """Return the ids of weights that were written to by an alias since this was asked last;
+        aliases that are held elsewhere stay known. No device work.
+        """
+        kept = [(weight(), alias(), seen) for weight, alias, seen in self._kept]
+        known = [*kept, *((weight, alias, 0) for weight, alias in self._read)]
+        self._read, self._kept, found = [], [], set[int]()
+        with by_torch_alone():
+            for weight, alias, seen in known:
+                if weight is None or alias is None:
+                    continue
+                now = _VERSION(alias)
+                self._kept.append((weakref.ref(weight), weakref.ref(alias), now))
+                if now != seen:
+                    found.add(id(weight))
+        return found
+
+
 class CallbackWrites:
     """Marks the trained weights before and after each method of a callback that is not
-    transformers' own: a write counts their versions up, or puts other memory in their place.
-    Nothing is read of what they hold, so that writes through ``weight.data`` are not seen, nor what
-    was written.
+    transformers' own: a write counts their versions up, or puts other memory in their place; what
+    is written through ``weight.data`` is known by the version of that, unless the process compiles
+    code, which a function mode would have compiled again. Nothing is read of what they hold.
     """
 
     def __init__(self) -> None:
         self._names: list[str] = []
         self._weights: list[Tensor] = []
         self._writes: list[_Write] = []
+        self._aliases = _Aliases()
 
     def begin(self, root: nn.Module) -> None:
         """Watch the weights of a training that begins. No device work."""
@@ -168,6 +211,7 @@ class CallbackWrites:
     def end(self) -> None:
         """Hold nothing of the training any more."""
         self._names, self._weights, self._writes = [], [], []
+        self._aliases.forget()
 
     def updating(self) -> None:
         """Forget what was written before an update."""
@@ -187,12 +231,14 @@ class CallbackWrites:
         other.
         """
         plain = handler.callbacks
-        if not self._weights or not any(map(_own_method, map(type, plain), repeat(event))):
+        is_watched = self._weights or event == "on_train_begin"
+        if not is_watched or not any(map(_own_method, map(type, plain), repeat(event))):
             return call(event, *args, **kwargs)
         handler.callbacks = marked = _Marked(plain, event, self)
         try:
             return call(event, *args, **kwargs)
         finally:
+            self._aliases.stop()  # a method may have raised
             plain[:] = list.__iter__(marked)  # one may have been added, or taken out
             handler.callbacks = plain
 
@@ -206,15 +252,26 @@ class CallbackWrites:
             self.end()
             return None
 
-    def note(self, callback: Any, event: str, before: _Marks, now: _Marks) -> None:
-        """Note what a method of a callback has written: what is marked otherwise after it."""
+    def calling(self) -> _Marks | None:
+        """Return the marks before a method of a callback, which is about to be called."""
+        if not is_compiling():
+            self._aliases.start()
+        return self.marks()
+
+    def called(self, callback: Any, event: str, before: _Marks | None) -> None:
+        """Note what a method of a callback has written: what is marked otherwise ``before`` it."""
+        self._aliases.stop()
+        now, written = self.marks(), self._aliases.written()
+        if before is None or now is None or not (written or now != before):
+            return
         line = _own_method(type(callback), event)
         pairs = zip(self._names, zip(*before, strict=True), zip(*now, strict=True), strict=True)
-        names = frozenset(name for name, old, new in pairs if old != new)
+        names = {name for name, old, new in pairs if old != new}
+        names.update(n for n, p in zip(self._names, self._weights, strict=True) if id(p) in written)
         called = f"{type(callback).__name__}.{event}"
         found = source_line((line, line.co_firstlineno))
         if found is not None:
-            self._writes.append(_Write(names, replace(found, function=called)))
+            self._writes.append(_Write(frozenset(names), replace(found, function=called)))
 
 
 class _Marked(list[Any]):
@@ -229,11 +286,9 @@ class _Marked(list[Any]):
             if _own_method(type(callback), self._event) is None:
                 yield callback
                 continue
-            before = self._writes.marks()
+            before = self._writes.calling()
             yield callback
-            now = self._writes.marks()
-            if before is not None and now is not None and now != before:
-                self._writes.note(callback, self._event, before, now)
+            self._writes.called(callback, self._event, before)
 
 
 @lru_cache(maxsize=1024)  # asked of each callback at each event of a step

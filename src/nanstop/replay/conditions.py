@@ -25,6 +25,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 from torch._C import _len_torch_dispatch_stack
+from torch._C._functorch import peek_interpreter_stack
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -38,6 +39,14 @@ def is_compiling() -> bool:
     """Return whether anything of this process was compiled: a hook would have it compiled again."""
     utils = sys.modules.get("torch._dynamo.utils")
     return bool(utils is not None and utils.counters.get("frames"))
+
+
+def inside_transform() -> bool:
+    """Return whether ``vmap``, ``grad`` or another transform is at work.
+
+    Its tensors mean nothing outside of it.
+    """
+    return peek_interpreter_stack() is not None
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from nanstop.numerics.room import let_go
 from nanstop.numerics.tensors import floats, has_bad, in_float64, nonfinite
 from nanstop.numerics.update_length import is_ruinous
 from nanstop.records import Fidelity, Finiteness, Replay
-from nanstop.replay.conditions import Under, eager, is_compiling
+from nanstop.replay.conditions import Under, eager, inside_transform, is_compiling
 from nanstop.replay.step import Batch, Step, gradients_of, update_undone
 
 _FEWEST = 2
@@ -305,6 +305,8 @@ class _ModuleOutputs:
         return _hashed(self._sums)
 
     def _note(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        if inside_transform():
+            return
         first = output[0] if isinstance(output, (tuple, list)) and output else output
         if isinstance(first, Tensor) and first.is_floating_point():
             finite = torch.nan_to_num(first.detach(), nan=0.0, posinf=0.0, neginf=0.0)

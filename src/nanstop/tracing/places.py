@@ -21,6 +21,7 @@ from torch.nn.modules import module as hooks
 from nanstop.frozen import frozen
 from nanstop.own_code import is_library, is_wrapper
 from nanstop.records import SourceLine
+from nanstop.replay.conditions import inside_transform
 
 _sequence_nr = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
 current_node = torch._C._current_autograd_node
@@ -124,6 +125,8 @@ class Places:
         for name, part in module.named_modules():
             label = type(module).__name__ + ("." + name if name else "")
             self._names.setdefault(id(part), label)
+        if inside_transform():  # what it is called with is no tensor outside of it
+            return
         kind = type(module).__name__
         self.others += [(f"{kind}.{name}", held) for name, held in module.named_parameters()]
 

@@ -21,6 +21,9 @@ from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
 
+_GRADIENTS = ("grad", "grad_and_value")
+"""What a script without an optimizer makes its updates of."""
+
 
 @frozen
 class Functional:
@@ -31,19 +34,10 @@ class Functional:
     has_aux: bool
     has_value: bool
 
-    def watched(self, made: Callable[..., Any], loops: Callable[[], Any]) -> Callable[..., Any]:
-        """Return what stands for the function that was ``made``: ``loops`` gives what is to see its
-        calls, or None.
-        """
-
-        @wraps(made)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            watching = loops()
-            if watching is None:
-                return made(*args, **kwargs)
-            return watching.functional(made, self, args, kwargs)
-
-        return called
+    @classmethod
+    def of(cls, name: str, function: Any, argnums: Any = 0, has_aux: bool = False) -> Functional:
+        """Return what ``torch.func.grad`` or ``grad_and_value`` was given."""
+        return cls(function, argnums, has_aux, name == "grad_and_value")
 
     def micro(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, rng: RngState
@@ -69,6 +63,28 @@ class Functional:
             micro.loss = (known[0] if self.has_aux else known).detach()
         leaves = [leaf for place in places for leaf in tensors(moved[place])]
         return micro, list(zip(leaves, tensors(gradients), strict=True))
+
+
+def watched(
+    name: str,
+    made: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    loops: Callable[[], Any],
+) -> Callable[..., Any]:
+    """Return what stands for the function that ``torch.func.NAME`` has made of its arguments:
+    ``loops`` gives what is to see its calls, or None.
+    """
+    form = Functional.of(name, *args, **kwargs) if name in _GRADIENTS else None
+
+    @wraps(made)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        watching = loops()
+        if watching is None:
+            return made(*args, **kwargs)
+        return watching.functional(made, form, args, kwargs)
+
+    return called
 
 
 def _leaves(given: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nanstop.detect.sentinel import norm_here
@@ -18,6 +19,7 @@ from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import NO_MODEL
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
+from nanstop.numerics.accelerator import random_states
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
@@ -84,13 +86,16 @@ class Asks:
             if micro is self._state.micro:
                 self._tape_ops(micro)
 
-    def functional(self, made: Any, form: Functional, args: Any, kwargs: Any) -> Any:
-        """Return what a function gives that ``torch.func`` has made of a loss, and have its
-        gradients judged: where no optimizer is, an update is made of them by hand.
+    def functional(self, made: Any, form: Functional | None, args: Any, kwargs: Any) -> Any:
+        """Return what a function gives that ``torch.func`` has made of another: one call of the
+        loss. Of a gradient (``form``) have it judged where no optimizer is: an update is made of it
+        by hand.
         """
         state = self._state
-        if not (state.idle and state.by_hand) or state.compiles_functions:
+        if not state.idle or state.compiles_functions:
             return made(*args, **kwargs)
+        if form is None or not state.by_hand:
+            return self._one_call(made, args, kwargs)
         state.ignore_writes()
         state.drop()
         window, rng = state.begin_window(), state.rng.note()
@@ -107,6 +112,17 @@ class Asks:
         except Exception as error:  # tensors of a kind not foreseen
             state.not_watching(f"{type(error).__name__}: {error}")
         return result
+
+    def _one_call(self, made: Any, args: Any, kwargs: Any) -> Any:
+        """Have what a transform makes of its operands recorded as one operation: inside of it they
+        are no tensors that mean anything outside.
+        """
+        with self._state.untaped() as tape, self._state.pause():
+            if tape is None:
+                return made(*args, **kwargs)
+            before = _random_state()
+            is_alike = lambda: _random_state() == before  # noqa: E731
+            return tape.call(made, args, kwargs, always=False, is_alike=is_alike)
 
     def _ask_by_hand(self, original: Any, asked: Asked) -> Any:
         self._state.ignore_writes()
@@ -190,3 +206,8 @@ class Asks:
             raise
         except Exception as error:  # losses of several devices, say
             self._state.not_watching(f"{type(error).__name__}: {error}")
+
+
+def _random_state() -> list[bytes]:
+    states = (torch.get_rng_state(), *random_states())
+    return [state.numpy().tobytes() for state in states]

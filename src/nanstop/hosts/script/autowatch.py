@@ -90,8 +90,9 @@ def _stand_in_for_torch(torch: Any) -> None:
     for owner in (torch.Tensor, torch.autograd):
         table.replace(owner, "backward", _backward)
     table.replace(torch.autograd, "grad", _grad)
-    for name in ("grad", "grad_and_value"):
-        table.replace(torch.func, name, partial(_functional, name != "grad"))
+    for name in ("grad", "grad_and_value", "jacrev", "jacfwd", "hessian", "vmap"):
+        also = (torch,) if name == "vmap" else ()
+        table.replace(torch.func, name, partial(_functional, name), also=also)
     for name in ("register_hook", "register_post_accumulate_grad_hook"):
         table.replace(torch.Tensor, name, _registering)
     # A script may import or call these before there is an optimizer.
@@ -256,17 +257,15 @@ def _grad(original: Any, *args: Any, **kwargs: Any) -> Any:
     return _begun_loops(_open_session).grad(original, *args, **kwargs)
 
 
-def _functional(
-    has_value: bool, original: Any, function: Any, argnums: Any = 0, has_aux: bool = False
-) -> Any:
-    """Stand in for ``torch.func.grad`` and ``grad_and_value``, as above."""
-    made = original(function, argnums, has_aux)
+def _functional(name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for what makes another function of one (``torch.func.grad``), as above."""
+    made = original(*args, **kwargs)
     compiler = sys.modules["torch"].compiler  # a graph is to have torch's own
     if compiler.is_compiling() or is_library(sys._getframe(2).f_code.co_filename):
         return made
-    from nanstop.hosts.loop.functional import Functional
+    from nanstop.hosts.loop.functional import watched
 
-    return Functional(function, argnums, has_aux, has_value).watched(made, _watching_loops)
+    return watched(name, made, args, kwargs, _watching_loops)
 
 
 def _begun_loops(open_session: OpenSession) -> Any:

@@ -30,7 +30,6 @@ from nanstop.hosts.script.window import (
     read_by,
 )
 from nanstop.hosts.sharded.models import Exchangers, reduces
-from nanstop.hosts.tape.given_weights import inside_transform
 from nanstop.hosts.tape.left_behind import LeftBehind
 from nanstop.hosts.tape.tape import Tape
 from nanstop.hosts.tape.tape_budget import TapeBudget
@@ -38,6 +37,7 @@ from nanstop.hosts.tape.tape_calls import Cuts
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.gradient_accounts import GradientAccounts
+from nanstop.replay.conditions import inside_transform
 from nanstop.replay.rng import RngNotes
 from nanstop.tracebacks import passes_through
 

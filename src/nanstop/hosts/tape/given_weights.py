@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from torch import nn
-from torch._C._functorch import peek_interpreter_stack
 
 WEIGHTS = "parameters_and_buffers"
 """The keyword under which a recorded call has them:
@@ -54,11 +53,3 @@ def given_weights(
         inputs,
         {**(kwargs or {}), WEIGHTS: given},
     )
-
-
-def inside_transform() -> bool:
-    """Return whether ``vmap``, ``grad`` or another transform is at work.
-
-    Its tensors mean nothing outside of it.
-    """
-    return peek_interpreter_stack() is not None

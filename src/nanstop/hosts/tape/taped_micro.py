@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -271,7 +272,8 @@ class TapedMicro:
         kinds = (call.args[0] for call in self.tape.calls if call.args)
         functions = (kind for kind in kinds if isinstance(kind, type))
         own = (kind for kind in functions if issubclass(kind, torch.autograd.Function))
-        return any(not _is_quiet(kind) for kind in own)
+        made = [c.function for c in self.tape.calls if hasattr(c.function, "__wrapped__")]
+        return any(not _is_quiet(kind) for kind in own) or not all(map(_is_made_of_quiet, made))
 
     @property
     def batch(self) -> Batch:
@@ -371,6 +373,12 @@ class TapedMicro:
         if batch is None:
             return {}
         return {id(c.tensor): batch[name] for name, c in self._inputs() if name in batch}
+
+
+def _is_made_of_quiet(function: Any) -> bool:
+    """Return whether what torch has made of a function, ``vmap`` say, may be called once more."""
+    own = inspect.unwrap(function)
+    return is_of_library(own) or leaves_nothing(own, "torch")
 
 
 def _is_quiet(kind: type[torch.autograd.Function]) -> bool:

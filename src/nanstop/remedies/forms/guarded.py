@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.remedies.forms.calls import Call
+from nanstop.replay.conditions import inside_transform
 from nanstop.replay.path import no_choices
 
 
@@ -77,9 +78,11 @@ def _power(call: Call) -> Tensor | None:
     read, given = call.read, call.argument(1, "exponent")
     if read is None or not isinstance(given, int | float | Tensor):
         return None
+    if isinstance(given, int | float) and given >= 1 and float(given).is_integer():
+        return None
     exponent = torch.as_tensor(given, device=read.device)
     bad = (read == 0) & (exponent < 1) | (read < 0) & (exponent != exponent.round())
-    if not bad.any():
+    if not inside_transform() and not bad.any():  # in one no value is read
         return None
     return _replaced(call, bad, 1.0, 1.0 if isinstance(given, int | float) and given == 0 else 0.0)
 

@@ -18,7 +18,7 @@ net.eval()
 params = dict(net.named_parameters())
 optimizer = torch.optim.Adam(net.parameters(), 1e-2)
 draws = torch.Generator().manual_seed(0)
-losses = []
+losses, seen = [], []
 def u(given, x):
     far = torch.sqrt((x ** 2).sum())
     return functional_call(net, given, (x[None],)).squeeze() * far
@@ -31,7 +31,7 @@ for step in range(5):
     loss.backward()
     optimizer.step()
     losses.append(loss.item())
-PARAMETERS = [*(p.detach().clone() for p in net.parameters()), torch.get_rng_state()]
+PARAMETERS = [torch.tensor(seen), *(p.detach().clone() for p in net.parameters()), torch.get_rng_state()]
 """
 LOSSES = {
     "jacrev": "loss = vmap(jacrev(u, argnums=1), (None, 0))(params, x).square().sum()",
@@ -78,9 +78,7 @@ HEALTHY = {
         "    loss = (net(x).squeeze() - far).square().mean()"
     ),
     "what counts": (
-        "seen = []\n"
-        "    loss = vmap(lambda one: (seen.append(1), u(params, one))[1])(x).square().mean()\n"
-        "    assert seen == [1]"
+        "loss = vmap(lambda one: (seen.append(1), u(params, one))[1])(x).square().mean()"
     ),
 }
 

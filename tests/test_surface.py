@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "38717756e522bc62")
+REPORT_FORM = (1, "999de1fc2eff7a90")
 
 
 def test_names():

@@ -20,6 +20,8 @@ from nanstop.tracing.places import source_line
 from nanstop.tracing.recorder import Trace, Value
 from nanstop.tracing.written import writes_down
 
+_MOST_READERS = 3
+
 
 def written_number(trace: Trace, index: int, details: OpDetails | None) -> Value | None:
     """Return the bad number that an op reads and that no op has made: it stands in the source, or
@@ -84,6 +86,27 @@ def _held_since(
     if holder is not None and holder.before:
         return holder.name, holder.line
     return (name.rpartition(".")[2].rpartition(" ")[2], None) if origin == "from_buffer" else None
+
+
+def readers(trace: Trace, found: Localization) -> tuple[SourceLine, ...]:
+    """Return the lines of the first operations that read what was not finite before, or what came
+    of it, and hand it on; () of a failure that comes of nothing of the script's.
+    """
+    if found.origin not in ("from_batch", "from_constant") or found.first_bad is None:
+        return ()
+    lines: dict[tuple[str, int], SourceLine] = {}
+    for op in trace.ops[found.first_bad.index :]:
+        at = source_line(op.line) if op.phase != "backward" else None
+        if at is None or (at.file, at.line) in lines:
+            continue
+        carries = (
+            any(range_of(trace, one).is_bad for one in part) for part in (op.inputs, op.outputs)
+        )
+        if all(carries):
+            lines[at.file, at.line] = at
+        if len(lines) == _MOST_READERS:
+            break
+    return tuple(lines.values())
 
 
 def as_constant(

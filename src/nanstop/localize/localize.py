@@ -19,6 +19,7 @@ from torch import Tensor
 from nanstop.errors import ShortOfMemoryError
 from nanstop.localize import slicing
 from nanstop.localize.absorbed import those_that_matter
+from nanstop.localize.constants import readers
 from nanstop.localize.exact import with_exact
 from nanstop.localize.origin import BatchLayout, FailureOrigin
 from nanstop.localize.positions import Grid
@@ -78,6 +79,7 @@ def localize(
         found = with_exact(found, origin, scene.seen_again)
     return replace(
         _described(found, scene),
+        readers=readers(origin.trace, found),
         confidence=_confidence(found, tested=tested),
         num_ops=len(first.trace.ops),
         seconds=time.perf_counter() - began,

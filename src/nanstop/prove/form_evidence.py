@@ -14,7 +14,7 @@ from nanstop.prove.agreement import SAME, agree
 from nanstop.prove.exact import ExactRuns, Gaps, gaps_between
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom, Localization, op_kind
-from nanstop.records.remedies import FINITE, GUARDED, NUMBERED, form_of
+from nanstop.records.remedies import FARTHER, FINITE, GUARDED, NUMBERED, form_of
 from nanstop.remedies.apply import applied
 from nanstop.remedies.forms.mode import compared
 from nanstop.remedies.forms.typed import Typed, typed
@@ -93,14 +93,19 @@ def is_any_number(
     """Return whether another finite number in an infinity's place makes the same of the failing
     micro-batch as ``run``, where that passes: where it does not, no number is the right one.
     """
-    others = tuple(
-        replace(atom, value=FINITE[form_of(atom)[0]]) if atom.remedy in NUMBERED else atom
-        for atom in atoms
-    )
-    if others == atoms or run.failed:
+    numbers = {form_of(atom)[0] for atom in atoms if atom.remedy in NUMBERED}
+    if not numbers or run.failed:
         return True
-    under = partial(applied, failing.step.view, others)
-    return agree(run, exact.attempt(failing.micro, under=under))
+    tried = [dict(FINITE), *({"0": one} for one in FARTHER if numbers == {"0"})]
+    for number in tried:
+        others = tuple(
+            replace(atom, value=number[form_of(atom)[0]]) if atom.remedy in NUMBERED else atom
+            for atom in atoms
+        )
+        under = partial(applied, failing.step.view, others)
+        if not agree(run, exact.attempt(failing.micro, under=under)):
+            return False
+    return True
 
 
 def unchanged_elsewhere(failing: FailingStep, exact: ExactRuns, under: Under) -> bool | None:

@@ -176,6 +176,10 @@ class Localization:
     """The line that gave that variable its value, where the source says."""
     held_read: OpEvent | None = None
     """The operation that read the infinity of that variable."""
+    readers: tuple[SourceLine, ...] = ()
+    """Lines whose operations read what was not finite before any op ran, or what came of it, and
+    hand it on, in order: the first few.
+    """
     in_float64: Finiteness = "unknown"
     """The first bad op's result where all that it goes back to is computed in float64."""
     counted: tuple[str, ...] = ()

@@ -142,10 +142,19 @@ FINITE = {"1e4": "2e4", "0": "1"}
 sum of two, and one for what is left out of a sum. Each with the number that tells whether it
 matters which; the cure is the first.
 """
-FINITE_NUMBERS = (*FINITE, *FINITE.values())
+FARTHER = ("100", "-100")
+"""What is tried besides in place of 0: a loss that ends at a bound may not tell 0 from 1."""
+FINITE_NUMBERS = (*FINITE, *FINITE.values(), *FARTHER)
 _SAMPLE = re.compile(r"\d+:\d+")
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
 _ROW_VALUES = {"mean": "the mean", "normal": "the mean and a small normal deviation"}
+
+
+def leaves_values_out(atom: Atom) -> bool:
+    """Return whether it shows that a script leaves out what is not finite: its data is not at
+    fault.
+    """
+    return atom.remedy == "finite_constant"
 
 
 def form_of(atom: Atom) -> tuple[str, str]:

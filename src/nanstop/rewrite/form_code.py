@@ -21,6 +21,8 @@ _MOST_CODES = 4
 _OF_TWO = frozenset({"matmul", "mm", "bmm", "dot", "mv"})
 """Products, each of which torch may compute by another; their operands have to be of one format."""
 
+_QUESTIONS = ("isnan", "isinf", "isfinite")
+
 
 @dataclass(frozen=True, slots=True)
 class FormCode:
@@ -190,11 +192,44 @@ def _read_finite(draft: Draft, number: str, name: str) -> bool:
     """
     nodes = [node for root in expressions_of(draft.statement) for node in ast.walk(root)]
     named = [node for node in nodes if isinstance(node, ast.Name | ast.Attribute)]
+    named = [node for node in named if isinstance(node.ctx, ast.Load)]
     read = [one for one in named if name in (ast.unparse(one), getattr(one, "attr", ""))]
+    if not read:
+        taken = _taken_from(draft, name)
+        read = [one for one in named if ast.unparse(one) in taken]
+    read = [one for one in read if not _is_asked(draft, one)]
     for node in read:
         text = draft.source.segment(node)
         draft.edits.append(Edit(*draft.source.span(node), f"{text}{finite_call(number)}"))
     return bool(read)
+
+
+def _taken_from(draft: Draft, name: str) -> set[str]:
+    """Return the names that the file gives what it takes out of a variable: its rows, say."""
+    found: set[str] = set()
+    for node in ast.walk(draft.source.tree):
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+            continue
+        target, value = node.targets[0], node.value
+        pairs = [(target, value)]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            pairs = list(zip(target.elts, value.elts, strict=False))
+        found |= {
+            one.id
+            for one, made in pairs
+            if isinstance(one, ast.Name) and isinstance(made, ast.Subscript)
+            if ast.unparse(made.value) == name
+        }
+    return found
+
+
+def _is_asked(draft: Draft, node: ast.expr) -> bool:
+    """Return whether a value is only asked whether it is finite, or what it is compared to."""
+    parent = draft.source.parents.get(node)
+    if isinstance(parent, ast.Attribute):
+        return parent.attr in _QUESTIONS
+    named = isinstance(parent, ast.Call) and ast.unparse(parent.func).rpartition(".")[2]
+    return isinstance(parent, ast.Compare) or named in _QUESTIONS
 
 
 def finite_call(number: str) -> str:

@@ -47,6 +47,7 @@ from nanstop.records import (
     StepId,
     TensorStats,
 )
+from nanstop.records.remedies import leaves_values_out
 from nanstop.replay.batches import batch_facts
 from nanstop.replay.rerun import communicates, rerun
 from nanstop.replay.step import Step
@@ -275,6 +276,8 @@ class Investigation:
             self.proof = self.stage("proof", search)
         if self.proof is not None and self.proof.chance and self.replay is not None:
             self.replay = replace(self.replay, fidelity="different", runs=self.replay.runs + 1)
+            self._diagnose()
+        elif self.proof is not None and any(map(leaves_values_out, self.proof.minimal)):
             self._diagnose()
         if self.is_steady:
             self._prove_updates(failing, policy)

@@ -235,6 +235,17 @@ def xlogy_has_no_gradient_at_0():
     return loss == 0 and bool(gradient[0, 0].isnan())
 
 
-FIXES.say("NS204", 2, "a look at the data")
-FIXES.remedy("NS204", 3, "drop_sample", "0:1")
-FIXES.remedy("NS204", 3, "drop_micro", "0")
+@FIXES.plant("NS204", 2)
+def a_number_in_place_of_what_is_missing(fixed):
+    p = torch.tensor([1.0, 2.0], requires_grad=True)
+    y = torch.tensor([0.5, torch.nan])
+    known = ~y.isnan()
+    y = y.nan_to_num() if fixed else y
+    loss = ((p - y).square() * known).sum()
+    (gradient,) = torch.autograd.grad(loss, p)
+    return sound(loss, gradient) and close(gradient, torch.tensor([1.0, 0.0]))
+
+
+FIXES.say("NS204", 3, "a look at the data")
+FIXES.remedy("NS204", 4, "drop_sample", "0:1")
+FIXES.remedy("NS204", 4, "drop_micro", "0")

@@ -206,14 +206,25 @@ FIXES.rows(
     "NS304", 1, "a safe input", ZERO, lambda x: squares(x).sqrt().sum(), root_of_what_is_positive
 )
 FIXES.rows(
-    "NS304", 2, "an eps of 1e-6", ZERO, lambda x: squares(x).sqrt().sum(),
+    "NS304", 3, "an eps of 1e-6", ZERO, lambda x: squares(x).sqrt().sum(),
     lambda x: (squares(x) + 1e-6).sqrt().sum(),
 )  # fmt: skip
-FIXES.remedy("NS304", 3, "drop_sample", "0:1")
-FIXES.remedy("NS304", 3, "drop_micro", "0")
+FIXES.remedy("NS304", 4, "drop_sample", "0:1")
+FIXES.remedy("NS304", 4, "drop_micro", "0")
 
 
-@FIXES.cost("NS304", 2)
+@FIXES.plant("NS304", 2)
+def a_number_in_place_of_what_is_missing(fixed):
+    p = torch.tensor([1.0, 2.0], requires_grad=True)
+    y = torch.tensor([0.5, torch.nan])
+    known = ~y.isnan()
+    y = y.nan_to_num() if fixed else y
+    loss = torch.where(known, (p - y) ** 2, 0.0).sum()
+    (gradient,) = torch.autograd.grad(loss, p)
+    return sound(loss, gradient) and close(gradient, torch.tensor([1.0, 0.0]))
+
+
+@FIXES.cost("NS304", 3)
 def bias_and_slope_of_an_eps():
     for eps, bias, slope in ((1e-6, 1e-3, 500.0), (1e-12, 1e-6, 5e5)):
         value, gradient = backpropagated(lambda x, e=eps: (x + e).sqrt(), torch.tensor(0.0))

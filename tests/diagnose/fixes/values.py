@@ -23,7 +23,7 @@ def masked_mean(x, floor=None):
 
 
 FIXES.rows("NS205", 1, "a floor", ZERO, masked_mean, lambda x: masked_mean(x, 1.0))
-FIXES.remedy("NS205", 3, "drop_micro", "0")
+FIXES.remedy("NS205", 4, "drop_micro", "0")
 
 
 @FIXES.cost("NS205", 1)
@@ -37,6 +37,19 @@ def standardised(groups, *, skip):
 
 
 @FIXES.plant("NS205", 2)
+def a_correction_of_one_element(fixed):
+    def spread(x):
+        more = {"correction": min(1, len(x) - 1)} if fixed else {}
+        return x.std(**more) + x.var(**more) + torch.cov(x, **more)
+
+    x = torch.tensor([1.0, 0.5, 3.0], requires_grad=True)
+    loss = spread(x[:2]) + spread(x[2:])
+    (gradient,) = torch.autograd.grad(loss, x)
+    (right,) = torch.autograd.grad(spread(x[:2]), x)
+    return sound(loss, gradient) and close(gradient, right)
+
+
+@FIXES.plant("NS205", 3)
 def groups_of_one_are_skipped(fixed):
     x = torch.tensor([1.0, 0.5, 2.0, 3.0], requires_grad=True)
     loss = standardised([x[:3], x[3:]], skip=fixed)

@@ -31,7 +31,8 @@ for step in range(5):
     loss.backward()
     optimizer.step()
     losses.append(loss.item())
-PARAMETERS = [torch.tensor(seen), *(p.detach().clone() for p in net.parameters()), torch.get_rng_state()]
+PARAMETERS = [p.detach().clone() for p in net.parameters()]
+PARAMETERS += [torch.tensor(seen), torch.get_rng_state()]
 """
 LOSSES = {
     "jacrev": "loss = vmap(jacrev(u, argnums=1), (None, 0))(params, x).square().sum()",

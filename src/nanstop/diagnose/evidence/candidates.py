@@ -169,6 +169,31 @@ def finite_constant(evidence: Evidence) -> Candidates:
     return tuple((atom,) for atom in atoms)
 
 
+def finite_entry(evidence: Evidence) -> Candidates:
+    """Return the reads, the latest first, of what was not finite before the step with 0 in its
+    place: the cure where the script leaves it out only after that.
+    """
+    found = evidence.localization
+    if found is None or found.origin not in ("from_batch", "from_constant") or not found.culprit:
+        return ()
+    name = found.culprit.removeprefix("batch[").removesuffix("]")
+    lines = [f"{one.file}:{one.line}" for one in reversed(found.readers)]
+    return tuple(
+        (Atom(remedy="finite_constant", target=line, value=f"0:{name}"),) for line in lines
+    )
+
+
+def left_out(evidence: Evidence) -> str:
+    """Return the entry of the batch, or the variable, that is not finite and that the script leaves
+    out by itself, once another number in its place was seen to make no difference; "" without one.
+    """
+    found, tried = evidence.localization, set(finite_entry(evidence))
+    passed = {one.atoms for one in evidence.trials if one.outcome == "pass"}
+    if found is None or not found.culprit or tried.isdisjoint(passed):
+        return ""
+    return found.culprit.removeprefix("batch[").removesuffix("]")
+
+
 def _line(evidence: Evidence) -> str:
     return _place(evidence.localization.first_bad) if evidence.localization is not None else ""
 

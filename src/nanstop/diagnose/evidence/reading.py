@@ -118,6 +118,11 @@ def reached(found: Localization | None) -> tuple[str, ...]:
     )
 
 
+def fails_in_loss(evidence: Evidence) -> bool:
+    """Return whether the failure reaches the loss, and not only gradients."""
+    return evidence.localization is not None and "loss" in evidence.localization.reaches
+
+
 def raised_op(evidence: Evidence) -> OpEvent | None:
     """Return the op that raised the exception of a failure, where it was seen to."""
     found = evidence.localization

@@ -73,13 +73,20 @@ def _given(meant: Callable[[Any], bool], one: Callable[[Any], Any]) -> Form:
 
 def constants_as(number: float) -> Form:
     """Return a form in which a call reads ``number``, and for -Inf its opposite, where a tensor
-    that no gradient is asked of is not finite.
+    that no gradient is asked of is not finite; not one that asks whether it is.
     """
 
     def one(value: Any) -> Any:
         return value.nan_to_num(number, number, -number) if _may_be_constant(value) else value
 
-    return _given(_may_be_constant, one)
+    changed = _given(_may_be_constant, one)
+
+    def answer(call: Call, at_line: Callable[[], bool]) -> Any:
+        result = changed(call, at_line)
+        is_asked = isinstance(result, Tensor) and result.dtype is torch.bool
+        return call.run() if is_asked and at_line() else result
+
+    return answer
 
 
 def _may_be_constant(value: Any) -> bool:

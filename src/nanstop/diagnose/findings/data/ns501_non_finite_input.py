@@ -26,7 +26,9 @@ image = torch.full((3, 224, 224), 0.5)
 Dropping data changes training; it is applied only when allowed (`Policy(allow=("drop_sample",))`).
 
 ## Not to be confused with
-NS204: finite data, undefined formula. No change of precision, learning rate or clipping helps.
+NS204: finite data, undefined formula; NS304 and NS204 of a value that is missing on purpose and
+marked by NaN, which the script leaves out after it has computed with it: another number there makes
+no difference. No change of precision, learning rate or clipping helps.
 
 ## References
 - https://github.com/huggingface/trl/issues/6166
@@ -37,7 +39,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nanstop.diagnose.evidence.candidates import without_rows
+from nanstop.diagnose.evidence.candidates import finite_entry, left_out, without_rows
 from nanstop.diagnose.evidence.reading import failing_batch
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import BatchFact, BatchRows, Diagnosis, Evidence
@@ -53,7 +55,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     traced = found is not None and found.origin == "from_batch"
     # -Inf is how an additive mask hides a key: by itself it is no fault.
     bad = [fact for fact in failing_batch(evidence) if fact.num_bad and (traced or not fact.hides)]
-    if not bad and not traced:
+    if (not bad and not traced) or left_out(evidence):
         return None
     names = [fact.name for fact in bad]
     if not names and found is not None and found.culprit:
@@ -75,7 +77,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
             ),
             *_made(evidence),
         ),
-        remedies=without_rows(evidence),
+        remedies=(*finite_entry(evidence), *without_rows(evidence)),
         where=names[0] if names else "",
     )
 

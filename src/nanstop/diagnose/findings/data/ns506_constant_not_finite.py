@@ -53,7 +53,12 @@ model is not finite. NS204: the step itself computes the bad value.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.candidates import at_the_line, finite_constant
+from nanstop.diagnose.evidence.candidates import (
+    at_the_line,
+    finite_constant,
+    finite_entry,
+    left_out,
+)
 from nanstop.diagnose.evidence.reading import bad_counts
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import (
@@ -71,7 +76,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     has made.
     """
     found = evidence.localization
-    if found is None:
+    if found is None or left_out(evidence):
         return None
     is_read = _is_read_here(found)
     if not is_read and found.origin not in ("from_constant", "carried_over", "from_buffer"):
@@ -91,6 +96,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         is_constant = found.is_written and not is_read
         title = f"constant not finite: {name}" if is_constant else f"variable not finite: {name}"
     tried = at_the_line(evidence) if is_read else finite_constant(evidence)
+    tried = (*finite_entry(evidence), *tried)
     return Diagnosis(
         code="NS506",
         title=title,

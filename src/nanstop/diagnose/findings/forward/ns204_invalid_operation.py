@@ -12,7 +12,7 @@ empty selections, and from data that the formula never met. More bits do not hel
 the same. So is 0 x Inf: a choice that a mask of -Inf forbids has the probability 0 and the
 log-probability -Inf, and their product, in an entropy say, is NaN. With -1e4 in its place it is 0;
 that is proven where -2e4 gives the same loss and gradients. A CTC loss is Inf for a text that its
-frames cannot spell.
+frames cannot spell. A missing value that is marked by NaN is not left out by a product with 0.
 
 ## Example
 ```python
@@ -29,9 +29,11 @@ torch.autograd.grad(y.sum(), p)     # (tensor([0., 1.]),)
 1. Use a form that is defined there: `F.log_softmax`, `F.softplus`, or `torch.where` on the *input*
    of the operation, as in the example. `torch.special.xlogy(p, p)` is 0 at 0, and its gradient
    there is NaN. Cost: one line of code.
-2. Find out why the value occurs: the report names the sample and its tokens.
+2. Of a missing value, put a number in its place before anything is computed of it, with the mask
+   made first: `known = ~y.isnan(); y = y.nan_to_num()`. Cost: one line.
+3. Find out why the value occurs: the report names the sample and its tokens.
    Cost: a look at the data.
-3. Drop the sample or the micro-batch that has it. Cost: that data.
+4. Drop the sample or the micro-batch that has it. Cost: that data.
 
 ## Fix safety
 Dropping data changes training; nanstop proves that the rest of the batch is left as it was, and
@@ -52,10 +54,11 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.candidates import at_the_line
+from nanstop.diagnose.evidence.candidates import at_the_line, finite_entry, left_out
 from nanstop.diagnose.evidence.descent import Operand, zero_divisor
 from nanstop.diagnose.evidence.reading import (
     WRITTEN,
+    fails_in_loss,
     first_bad,
     foreign_kernel,
     in_float64,
@@ -87,6 +90,9 @@ _KEEP_FROM_0 = (
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the first bad op is not finite in a wider format either."""
+    late = left_out(evidence)
+    if late and fails_in_loss(evidence):
+        return _left_out_late(evidence, late)
     refused = raised_op(evidence)
     if refused is not None:
         return _refusal(evidence, refused)
@@ -118,6 +124,21 @@ def check(evidence: Evidence) -> Diagnosis | None:
         remedies=() if _over_the_number_0(event) else at_the_line(evidence),
         usual_cure=_KEEP_FROM_0 if _over_the_number_0(event) else "",
         where=event.module,
+    )
+
+
+def _left_out_late(evidence: Evidence, name: str) -> Diagnosis:
+    """Return the finding of a value that is missing on purpose, and is left out of the loss by an
+    operation that keeps a NaN.
+    """
+    return Diagnosis(
+        code="NS204",
+        title=f"NaN where `{name}` is left out",
+        cause=f"the loss leaves out what is not finite in `{name}`: another number there gives the "
+        "same loss and the same gradients. But 0 times NaN is NaN",
+        confidence="certain",
+        remedies=finite_entry(evidence),
+        where=name,
     )
 
 

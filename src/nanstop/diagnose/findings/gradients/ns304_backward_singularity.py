@@ -13,7 +13,9 @@ the derivative: 0 x Inf is NaN for sqrt(0) and 0 / 0; for log(-1), or a cross-en
 labels, it is 0, and the step teaches nothing. The derivative of eigenvectors (`torch.linalg.eigh`,
 `svd`) divides by the differences of eigenvalues or singular values: equal ones have none. The
 backward of an `autograd.Function` is a formula that somebody wrote: one that divides by a norm
-which the forward clamps fails where the function has a derivative.
+which the forward clamps fails where the function has a derivative. A missing value that is marked
+by NaN, and masked after the difference to the target was squared, has the derivative 0 x NaN, too:
+`torch.where(known, (p - y) ** 2, 0)`.
 
 ## Example
 ```python
@@ -31,10 +33,12 @@ torch.autograd.grad(y.sum(), x)     # (tensor([1.0000, 0.2500]),)
 ## Fix
 1. Make the *input* of the operation safe:
    `torch.where(x > 0, x, 1.0).sqrt()` inside the `where`. Cost: one more select.
-2. Move away from the singular point: `(x + eps).sqrt()`. Cost: a bias of up to sqrt(eps), and a
+2. Of a missing value, put a number in its place before anything is computed of it, with the mask
+   made first: `known = ~y.isnan(); y = y.nan_to_num()`. Cost: one line.
+3. Move away from the singular point: `(x + eps).sqrt()`. Cost: a bias of up to sqrt(eps), and a
    derivative of 1 / (2 sqrt(eps)) at 0: for 1e-6 that is 0.001 and 500, for 1e-12 1e-6 and 500000.
    `F.normalize` with its eps of 1e-12 has a derivative of 1e12 at 0 (NS206).
-3. Drop the sample or micro-batch that reaches the point. Cost: that data.
+4. Drop the sample or micro-batch that reaches the point. Cost: that data.
 
 ## Fix safety
 Dropping data changes training; it is applied only when allowed.
@@ -52,10 +56,11 @@ consumer of an earlier NaN.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.candidates import at_the_line
+from nanstop.diagnose.evidence.candidates import at_the_line, finite_entry, left_out
 from nanstop.diagnose.evidence.descent import zero_divisor
 from nanstop.diagnose.evidence.reading import (
     bad_kinds,
+    fails_in_loss,
     first_bad,
     foreign_kernel,
     reached,
@@ -83,6 +88,9 @@ _GUARDED = "where its forward guards against such numbers, its backward has to d
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the first bad op is in the backward pass and more bits do not help."""
+    late = left_out(evidence)
+    if late and not fails_in_loss(evidence):
+        return _left_out_late(evidence, late)
     event, output = first_bad(evidence, ("backward",))
     if event is None or output is None or foreign_kernel(event) or event.wider == "finite":
         return None
@@ -108,6 +116,24 @@ def check(evidence: Evidence) -> Diagnosis | None:
         ),
         remedies=at_the_line(evidence),
         where=event.module,
+    )
+
+
+def _left_out_late(evidence: Evidence, name: str) -> Diagnosis:
+    """Return the finding of a value that is missing on purpose, and is left out of the loss after
+    it was computed with.
+    """
+    spoiled = reached(evidence.localization)
+    return Diagnosis(
+        code="NS304",
+        title=f"0 times NaN in the derivative: `{name}` is left out too late",
+        cause=f"the loss leaves out what is not finite in `{name}`: another number there gives the "
+        "same loss and the same gradients. What was computed of it before has a derivative that is "
+        "not finite, and 0 times NaN is NaN",
+        confidence="certain",
+        lines=(f"reaches the gradient of {listed(spoiled)}",) if spoiled else (),
+        remedies=finite_entry(evidence),
+        where=name,
     )
 
 

@@ -45,9 +45,9 @@ class Repeats:
         return next((r for r in self.reports if self.key_of(r).same_as(key)), None)
 
     def all_like(self, key: FailureKey) -> list[Report]:
-        """Return the latest reports of earlier failures with the same key."""
+        """Return the report that ``like`` does, then the latest of others with the same key."""
         alike = [one for one in self.reports if self.key_of(one).same_as(key)]
-        return alike[-_MOST_ALIKE:]
+        return [*alike[:1], *alike[1:][-_MOST_ALIKE:]]
 
     def explaining(
         self, bad_params: Sequence[str], *, at_step: int, over: bool = False

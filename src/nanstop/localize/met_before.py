@@ -49,6 +49,12 @@ class BadTensors:
         return min(told, key=lambda one: met.index(one.incident.at), default=None)
 
 
+def is_at_same_line(report: Report, found: Localization | None) -> bool:
+    """Return whether a failure that was reported was born at the line of another."""
+    line = _line(report)
+    return line is not None and found is not None and line == _line_of(found)
+
+
 def _line(report: Report) -> tuple[str, int] | None:
     return _line_of(report.localization) if report.localization is not None else None
 

@@ -18,7 +18,7 @@ from nanstop.decide.policy import decide
 from nanstop.decide.remembered import PolicyState, begun, completed
 from nanstop.decide.repeats import Repeats, is_one_more, left_alone, names_samples
 from nanstop.errors import NanstopError
-from nanstop.localize.met_before import BadTensors
+from nanstop.localize.met_before import BadTensors, is_at_same_line
 from nanstop.numerics.room import let_go
 from nanstop.prove.failing_step import (
     FailingStep,
@@ -243,7 +243,8 @@ class Failures:
             known = found.stage("repeat", first)
             if known is not None:
                 return self._again(known, now, failing, proof=_NOTHING_HELPS)
-            for known in alike:
+            others = (one for one in alike[1:] if is_at_same_line(one, found.localization))
+            for known in (*alike[:1], *others):
                 if found.stage("repeat", partial(self._passes, failing, known)):
                     found.stage("repeat", partial(self._bad.note, *place, known.incident.at))
                     return self._again(known, now, failing)

@@ -193,12 +193,12 @@ def _end_first_use() -> None:
         _first_use.end()
 
 
-def _watching_loops() -> Any:
-    """Return what watches raw loops, None where nothing is to watch them now."""
+def _watching_loops(*, begins: bool = True) -> Any:
+    """Return what watches raw loops, None where nothing is to watch them now, or does not yet."""
     torch = sys.modules["torch"]
     if _num_pauses or _open_session is None or torch.compiler.is_compiling():
         return None
-    return _begun_loops(_open_session)
+    return _begun_loops(_open_session) if begins else _loops
 
 
 def _load_weights(original: Any, module: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
@@ -265,7 +265,8 @@ def _functional(name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         return made
     from nanstop.hosts.loop.functional import watched
 
-    return watched(name, made, args, kwargs, _watching_loops)
+    loops = partial(_watching_loops, begins=name.startswith("grad"))
+    return watched(name, made, args, kwargs, loops)
 
 
 def _begun_loops(open_session: OpenSession) -> Any:

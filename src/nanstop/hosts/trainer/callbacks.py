@@ -37,7 +37,6 @@ from nanstop.numerics.tensors import by_torch_alone
 from nanstop.own_code import is_class_of
 from nanstop.records import SourceLine
 from nanstop.replay.conditions import is_compiling
-from nanstop.replay.function_modes import PassingMode
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import source_line
 
@@ -52,7 +51,7 @@ __all__ = [
 __tracebackhide__ = passes_through
 
 _log = logging.getLogger("nanstop")
-_DATA: Any = cast("Any", Tensor).data.__get__
+_DATA: Any = Tensor.data
 _VERSION, _ADDRESS = attrgetter("_version"), methodcaller("data_ptr")
 _Marks = tuple[list[Any], list[Any]]
 
@@ -150,13 +149,16 @@ class _Write:
     by: SourceLine
 
 
-class _Aliases(PassingMode):
+class _Aliases:
     """Notes what a script reads as ``weight.data`` while it is on: the same memory, whose writes
     the weight counts no version of, but the alias and its views do.
+
+    The class has the attribute of its own then. A function mode would hear of it, too, but torch
+    has other kernels in evaluation where one is on (``nn.TransformerEncoderLayer``).
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self._is_on = False
         self._read: list[tuple[Tensor, Tensor]] = []
         self._kept: list[tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]] = []
 
@@ -164,11 +166,22 @@ class _Aliases(PassingMode):
         """Know of no alias any more."""
         self._read, self._kept = [], []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func == _DATA and isinstance(args[0], nn.Parameter):
-            self._read.append((args[0], result))
-        return result
+    def start(self) -> None:
+        """Note what is read from now on."""
+        if "data" not in vars(nn.Parameter):
+            cast("Any", nn.Parameter).data = property(self._seen, _DATA.__set__)
+            self._is_on = True
+
+    def stop(self) -> None:
+        """Note nothing any more."""
+        if self._is_on:
+            del nn.Parameter.data
+            self._is_on = False
+
+    def _seen(self, weight: Tensor) -> Tensor:
+        alias = _DATA.__get__(weight)
+        self._read.append((weight, alias))
+        return alias
 
     def written(self) -> set[int]:
         """Return the ids of weights that were written to by an alias since this was asked last;
@@ -192,7 +205,7 @@ class CallbackWrites:
     """Marks the trained weights before and after each method of a callback that is not
     transformers' own: a write counts their versions up, or puts other memory in their place; what
     is written through ``weight.data`` is known by the version of that, unless the process compiles
-    code, which a function mode would have compiled again. Nothing is read of what they hold.
+    code, which is to have torch's own attribute. Nothing is read of what they hold.
     """
 
     def __init__(self) -> None:

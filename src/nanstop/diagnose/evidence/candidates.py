@@ -176,6 +176,8 @@ def finite_entry(evidence: Evidence) -> Candidates:
     found = evidence.localization
     if found is None or found.origin not in ("from_batch", "from_constant") or not found.culprit:
         return ()
+    if "exception" in found.reaches:  # a guard that raises no more says nothing of a loss
+        return ()
     name = found.culprit.removeprefix("batch[").removesuffix("]")
     lines = [f"{one.file}:{one.line}" for one in reversed(found.readers)]
     return tuple(

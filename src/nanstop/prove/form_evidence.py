@@ -93,10 +93,11 @@ def is_any_number(
     """Return whether another finite number in an infinity's place makes the same of the failing
     micro-batch as ``run``, where that passes: where it does not, no number is the right one.
     """
-    numbers = {form_of(atom)[0] for atom in atoms if atom.remedy in NUMBERED}
-    if not numbers or run.failed:
+    numbered = [atom for atom in atoms if atom.remedy in NUMBERED]
+    if not numbered or run.failed:
         return True
-    tried = [dict(FINITE), *({"0": one} for one in FARTHER if numbers == {"0"})]
+    is_data = all(atom.remedy == "finite_constant" and form_of(atom)[0] == "0" for atom in numbered)
+    tried = [dict(FINITE), *({"0": one} for one in FARTHER if is_data)]
     for number in tried:
         others = tuple(
             replace(atom, value=number[form_of(atom)[0]]) if atom.remedy in NUMBERED else atom

@@ -142,8 +142,10 @@ FINITE = {"1e4": "2e4", "0": "1"}
 sum of two, and one for what is left out of a sum. Each with the number that tells whether it
 matters which; the cure is the first.
 """
-FARTHER = ("100", "-100")
-"""What is tried besides in place of 0: a loss that ends at a bound may not tell 0 from 1."""
+FARTHER = ("30", "-30")
+"""What is tried besides in place of data that is not finite: a loss that ends at a bound may not
+tell 0 from 1. Their exponentials are within the range of float32.
+"""
 FINITE_NUMBERS = (*FINITE, *FINITE.values(), *FARTHER)
 _SAMPLE = re.compile(r"\d+:\d+")
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")

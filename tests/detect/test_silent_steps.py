@@ -29,6 +29,38 @@ class Adapted(nn.Module):
         return self.base(x) + self.up(self.down(x))
 
 
+class Scaled(nn.Module):
+    """A frozen layer beside two frozen matrices, whose inner and outer scales alone are trained."""
+
+    def __init__(self, inner, outer):
+        super().__init__()
+        torch.manual_seed(0)
+        self.base = nn.Linear(8, 8).requires_grad_(False)
+        self.register_buffer("down", torch.randn(4, 8))
+        self.register_buffer("up", torch.randn(8, 4))
+        self.inner = nn.ParameterDict({"default": torch.full((4,), inner)})
+        self.outer = nn.ParameterDict({"default": torch.full((8,), outer)})
+
+    def forward(self, x):
+        inner = F.linear(x, self.down) * self.inner["default"]
+        return self.base(x) + F.linear(inner, self.up) * self.outer["default"]
+
+
+class Dead(nn.Module):
+    """A layer that no row is above 0 in, though some are nearly, between two vectors of zeros."""
+
+    def __init__(self, batch):
+        super().__init__()
+        torch.manual_seed(0)
+        self.moved = nn.Parameter(torch.zeros(8))
+        self.layer, self.last = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+        self.layer.bias.data.zero_()
+        self.least = float(self.layer(batch).max().detach()) + 1e-3
+
+    def forward(self, x):
+        return self.last(F.relu(self.layer(x + self.moved) - self.least))
+
+
 class Normalised(nn.Module):
     """A norm whose variance is a difference of large numbers, or a mean of small ones."""
 
@@ -83,6 +115,19 @@ def test_two_factors_of_zeros_never_move(tmp_path):
     assert finding.title == "every gradient is exactly 0, and will be"
     assert "`down.weight`, `up.weight`" in finding.cause
     assert finding.seen.step == 3
+
+
+def test_two_scales_of_zeros_never_move(tmp_path):
+    finding = watched(tmp_path / "both", nn.Sequential(Scaled(0.0, 0.0)), classified)["NS114"]
+    assert finding.title == "every gradient is exactly 0, and will be"
+    assert "`0.inner.default`, `0.outer.default`" in finding.cause
+    assert not watched(tmp_path / "one", nn.Sequential(Scaled(0.1, 0.0)), classified)
+
+
+def test_zeros_beside_units_that_are_never_above_0_are_not_why(tmp_path):
+    torch.manual_seed(1)
+    model = Dead(torch.randn(8, 8))
+    assert not watched(tmp_path, model, classified, steps=20)
 
 
 @pytest.mark.parametrize(("first", "second"), [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])

@@ -1,6 +1,7 @@
 """Where a failure was born: op, module, phase, kind, origin, positions."""
 
 import ctypes
+import importlib
 import math
 
 import numpy as np
@@ -11,7 +12,23 @@ from torch.nn import functional as F
 
 import planted
 from nanstop.records import Position
+from nanstop.tracing import holders
 from planted import INF, NAN, Net, located, located_body, op_of
+
+
+BORROWED = """
+class Given:
+    def __init__(self, given):
+        self.given = given
+
+
+class Later:
+    def __init__(self):
+        self.given = None
+
+    def take(self, given):
+        self.given = given
+"""
 
 
 def no_value_at_zero(x):
@@ -290,6 +307,21 @@ def test_infinity_that_a_variable_held_is_named_at_the_op_that_makes_nan_of_it()
     found = located_body(lambda x: (x * 0.0) * rarity)
     assert (found.origin, op_of(found), found.held_in) == ("born_here", "mul", "rarity")
     assert found.held_at.text.startswith("rarity = 1.0 / torch.tensor(")
+
+
+def test_what_a_library_object_was_given_later_has_no_line_of_the_object(tmp_path, monkeypatch):
+    (tmp_path / "borrowed_kept.py").write_text(BORROWED)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(holders, "is_library", lambda file: "borrowed_kept" in file)
+    borrowed = importlib.import_module("borrowed_kept")
+    rarity = 1.0 / torch.tensor([4.0, 0.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    kept = borrowed.Given({"scale": rarity.clone()})
+    found = located_body(lambda x: (x * 0.0) * kept.given["scale"])
+    assert (found.held_in, found.held_at.text.partition(" = ")[0]) == ("kept.given['scale']", "kept")
+    later = borrowed.Later()
+    later.take({"scale": rarity.clone()})
+    found = located_body(lambda x: (x * 0.0) * later.given["scale"])
+    assert found.held_at is None
 
 
 @pytest.mark.parametrize("name", ["proj.weight", "embed.weight", "head.bias"])

@@ -10,6 +10,7 @@ import linecache
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from inspect import CO_OPTIMIZED
 from pathlib import Path
@@ -52,13 +53,15 @@ class Holder:
 class Assignment:
     """``file``, ``at``: a line in the scope in which ``variable`` was given its value.
 
-    ``attribute``: whether it is one of ``self``.
+    ``attribute``: whether it is one of ``self``. ``within``: the attributes of a library's objects
+    by which the variable holds what is looked for, each with the class of its object.
     """
 
     file: str
     at: int
     variable: str
     attribute: bool = False
+    within: tuple[tuple[type, str], ...] = ()
 
 
 @frozen
@@ -85,6 +88,8 @@ def holder_of(tensor: Tensor) -> Holder | None:
         found = next((one for one in held_in(frame) if address(one.tensor) == wanted), None)
         if found is not None:
             place = found.place
+            if any(_is_set_later(*one) for one in place.within):
+                return Holder(found.name, None, before=False)
             made = _line_of(place)
             fresh = found.is_local and (inside or _bound_in_loop(place, frame.f_lineno))
             if place.attribute:
@@ -187,6 +192,7 @@ def _attributes(name: str, value: Any, place: Assignment) -> Iterator[tuple[str,
     for attribute, entry in entries:
         # A library's attribute has no line of its own, only the variable that holds its owner.
         made = Assignment(place.file, place.at, "") if place.attribute else place
+        made = replace(made, within=(*made.within, (type(value), attribute)))
         if code is not None and not is_library(code.co_filename):
             made = Assignment(code.co_filename, code.co_firstlineno, attribute, attribute=True)
         yield f"{name}.{attribute}", entry, made
@@ -238,6 +244,24 @@ def _is_set_up_alone(place: Assignment) -> bool:
     tree = tree_of(place.file)
     lines = list(bindings(tree, place)) if tree is not None else []
     return all(function_at(tree, line) == "__init__" for line in lines if tree is not None)
+
+
+def _is_set_later(kind: type, attribute: str) -> bool:
+    """Return whether a method of a class, or of one that it is made of, gives an attribute a value
+    after the constructor: the line that made the object says nothing of it then.
+    """
+    for one in kind.__mro__:
+        file = getattr(sys.modules.get(one.__module__), "__file__", None)
+        tree = tree_of(file) if file is not None and file.endswith(".py") else None
+        if tree is None:
+            continue
+        place = Assignment(str(file), 0, attribute, attribute=True)
+        bodies = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
+        mine = [n for n in bodies if n.name == one.__name__]
+        later = (line for line in bindings(tree, place) if function_at(tree, line) != "__init__")
+        if any(n.lineno <= line <= (n.end_lineno or 0) for line in later for n in mine):
+            return True
+    return False
 
 
 def _is_bound(place: Assignment) -> bool:

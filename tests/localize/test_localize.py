@@ -15,7 +15,6 @@ from nanstop.records import Position
 from nanstop.tracing import holders
 from planted import INF, NAN, Net, located, located_body, op_of
 
-
 BORROWED = """
 class Given:
     def __init__(self, given):
@@ -317,7 +316,10 @@ def test_what_a_library_object_was_given_later_has_no_line_of_the_object(tmp_pat
     rarity = 1.0 / torch.tensor([4.0, 0.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0])
     kept = borrowed.Given({"scale": rarity.clone()})
     found = located_body(lambda x: (x * 0.0) * kept.given["scale"])
-    assert (found.held_in, found.held_at.text.partition(" = ")[0]) == ("kept.given['scale']", "kept")
+    assert (found.held_in, found.held_at.text.partition(" = ")[0]) == (
+        "kept.given['scale']",
+        "kept",
+    )
     later = borrowed.Later()
     later.take({"scale": rarity.clone()})
     found = located_body(lambda x: (x * 0.0) * later.given["scale"])

@@ -208,6 +208,20 @@ def test_a_step_that_refuses_float64_does_not_fail_in_it(constant):
     assert ("no number format" in proof.next_experiment) != refuses
 
 
+@pytest.mark.parametrize(("argument", "is_seen"), [(200.0, False), (1000.0, True)])
+def test_an_operation_that_float64_did_not_come_to_does_not_fail_in_it(argument, is_seen):
+    """A tensor of the script stays float32 beside a model in float64."""
+    torch.manual_seed(0)
+    returns = torch.tensor([0.5, argument, 0.1, 0.2])
+
+    def loss(net, batch):
+        return (net(batch["x"]).square().mean(1) * returns.exp()).mean()
+
+    proof = proof_of(nn.Linear(16, 16), loss, [{"x": torch.randn(4, 16)}])
+    assert proof.reference.fails_in == (("float32", "float64") if is_seen else ("float32",))
+    assert ("no number format" in proof.next_experiment) == is_seen
+
+
 def test_a_sample_that_float64_holds_too_is_left_out_as_the_others_were():
     """Its numbers are no measure of what is left without it."""
     torch.manual_seed(0)

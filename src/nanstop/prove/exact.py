@@ -25,11 +25,12 @@ from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.ladder import Ladder, Rung
 from nanstop.remedies.precision import reference
 from nanstop.remedies.streamed import Stream, streamed
-from nanstop.replay.conditions import Under, without_dropout
+from nanstop.replay.conditions import Under, eager, without_dropout
 from nanstop.replay.path import Path
 from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import Batch, gradients_of
 from nanstop.tracing.definitions.attention import FUSED_ATTENTION
+from nanstop.tracing.in_float64 import NarrowFailures
 
 Gaps = tuple[float, float, float]
 """Distance of a loss, cosine of the gradients, distance of the worst gradient."""
@@ -99,14 +100,17 @@ class ExactRuns:
     def _widen(self, micro: int) -> None:
         self.dtype = torch.float64
         try:
-            run = self._whole(self.path(micro), micro)
+            with eager(), NarrowFailures() as narrow:
+                run = self._whole(self.path(micro), micro)
         except ShortOfMemoryError:
             self.dtype = torch.float32
             return
         if run.failed:
             self.dtype = torch.float32
-            # What refuses float64 (a constant of the script in float32, in a product) says nothing.
-            self._fails_in_float64 = run.error is None or self._runs[micro].error is not None
+            # What refuses float64 (a constant of the script in float32, in a product) says nothing,
+            # nor does what fails in the narrower format of a tensor of the script's own.
+            is_run = run.error is None or self._runs[micro].error is not None
+            self._fails_in_float64 = is_run and not narrow.are_any
         else:
             self._runs = {micro: run}
 

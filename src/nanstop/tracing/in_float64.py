@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from nanstop.numerics.tensors import bad_mask, is_inexact, is_measurable, is_plain
 from nanstop.records import Finiteness
@@ -108,6 +111,45 @@ class InFloat64:
                 return
             if bool(bad.any()):
                 self.outcome = "finite"
+
+
+class NarrowFailures(TorchDispatchMode):
+    """Looks for operations that a run in float64 computes in a narrower format all the same, as
+    tensors of the script's own are in, and that are finite in float64.
+
+    ``are_any``: whether there was one. Reads every result in a narrower format.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.are_any = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.are_any or torch.Tag.nondeterministic_seeded in func.tags:
+            return func(*args, **kwargs)
+        given = args, kwargs
+        if func._schema.is_mutable:
+            given = tree_map(_kept, given)
+        result = func(*args, **kwargs)
+        for place, made in enumerate(outputs_of(func, args, kwargs, result)):
+            if is_narrow(made) and bool(bad_mask(made).any()):
+                with suppress(Exception):  # an operation that has no float64
+                    wide_args, options = tree_map(_kept, given)
+                    one = outputs_of(func, wide_args, options, func(*wide_args, **options))[place]
+                    self.are_any |= bool((bad_mask(made) & ~bad_mask(one)).any())
+        return result
+
+
+def is_narrow(tensor: Tensor) -> bool:
+    """Return whether a tensor holds floating-point numbers of fewer bits than float64."""
+    return is_measurable(tensor) and is_plain(tensor) and wide(tensor.dtype) != tensor.dtype
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return _widened(value)
+    return wide(value) if isinstance(value, torch.dtype) else value
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -2,6 +2,8 @@
 those that take what they are given as it is meant are not.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -67,6 +69,29 @@ def distilled(m, b):
     return F.kl_div(F.log_softmax(m(b["x"]) / 2.0, -1), target, reduction="batchmean")
 
 
+def divergence(m, b, *, is_log=False, by_hand=False):
+    """A KL divergence that takes what the model gives for logarithms."""
+    target = F.softmax(b["x"][:, :4], -1)
+    if by_hand:
+        return (target * (target.log() - m(b["x"]))).sum(-1).mean()
+    wanted = target.log() if is_log else target
+    return F.kl_div(m(b["x"]), wanted, reduction="batchmean", log_target=is_log)
+
+
+def normalised_apart(m, b):
+    scores = m(b["x"])
+    return divergence(lambda _: scores, b, by_hand=True) + scores.logsumexp(-1).mean()
+
+
+def the_other_way(m, b):
+    log_target, given = F.log_softmax(b["x"][:, :4], -1), F.softmax(m(b["x"]), -1)
+    return (given * (given.log() - log_target)).sum(-1).mean()
+
+
+def expected(m, b):
+    return -(F.softmax(b["x"][:, :4], -1) * m(b["x"])).sum(-1).mean()
+
+
 def soft_labels(m, b):
     return F.cross_entropy(m(b["x"]), F.softmax(b["x"][:, :4], -1))
 
@@ -97,6 +122,10 @@ FED = [
     ("softmax for binary", net(nn.Softmax(-1)), with_logits),
     ("probabilities", net(nn.Softmax(-1)), likelihood),
     ("scores", net(), likelihood),
+    ("divergence", net(nn.Softmax(-1)), divergence),
+    ("of logarithms", net(nn.Softmax(-1)), partial(divergence, is_log=True)),
+    ("by its formula", net(nn.Softmax(-1)), partial(divergence, by_hand=True)),
+    ("of scores", net(), divergence),
 ]  # fmt: skip
 
 MEANT = [
@@ -107,6 +136,12 @@ MEANT = [
     ("aligned", net(), aligned),
     ("distilled", net(), distilled),
     ("soft labels", net(), soft_labels),
+    ("divergence", net(nn.LogSoftmax(-1)), divergence),
+    ("of logarithms", net(nn.LogSoftmax(-1)), partial(divergence, is_log=True)),
+    ("by its formula", net(nn.LogSoftmax(-1)), partial(divergence, by_hand=True)),
+    ("normalised apart", net(), normalised_apart),
+    ("the other way", net(), the_other_way),
+    ("an expectation", net(nn.Softmax(-1)), expected),
     ("binary", net(), with_logits),
     ("positive scores", net(nn.ReLU()), with_logits),
     ("logarithm", net(nn.Softmax(-1)), lambda m, b: F.nll_loss((m(b["x"]) + 1e-8).log(), b["y"])),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -19,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from nanstop.detect.objective.answers import falls_without_end, takes_logits_of_labels
 from nanstop.detect.objective.labels import LIKELIHOODS, PICKS, picked
 from nanstop.detect.standstill import moved
+from nanstop.frozen import frozen
 from nanstop.localize.provenance import KEEPS
 from nanstop.localize.slicing import writers
 from nanstop.numerics.trained import held_by
@@ -42,6 +44,7 @@ FAR, NEAR = 10.0, 1.0
 _NORMALISE = frozenset({"_log_softmax", "log_softmax", "logsumexp"})
 _ALIGNMENTS = frozenset({"_ctc_loss", "_cudnn_ctc_loss"})
 _BINARY = "binary_cross_entropy_with_logits"
+_DIVERGENCE = "aten.kl_div"
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "convolution", "linear"})
 _PASSES = KEEPS | {"add", "sub", "mul", "div"}
 _PICKS = frozenset({"gather", "index"})
@@ -73,9 +76,14 @@ def objective_rows(step: Step, micro: int = 0, *looks: Look) -> tuple[ObjectiveR
     trace = record(step, micro).whole_trace()
     rows: dict[ObjectiveRow | None, None] = {}
     for index, given in lasting.items():
-        value = _wrong(step, trace, trace.ops[index], given)
+        op, place = trace.ops[index], first.divergences.get(index)
+        if place is not None and place < len(op.inputs):
+            row = _row(trace, op, op.inputs[place], given)
+            rows[row and replace(row, op=_DIVERGENCE)] = None
+            continue
+        value = _wrong(step, trace, op, given)
         if value is not None:
-            rows[_row(trace, trace.ops[index], value, given)] = None
+            rows[_row(trace, op, value, given)] = None
     return tuple(row for row in rows if row is not None)
 
 
@@ -90,22 +98,37 @@ def _with_other_weights(step: Step, micro: int, share: float, asked: Set[int]) -
 
 class _Operands(LookOfSome):
     """Keeps of the ops that end an objective what was odd about their operand, by index.
-    ``overflowed``: those of ``asked`` whose operand was not finite.
+    ``overflowed``: those of ``asked`` whose operand was not finite. ``divergences``: which operand
+    of those that are a part of a KL divergence is to be a logarithm.
     """
 
-    ops = frozenset({"exp", "mul", _BINARY}) | _NORMALISE | _ALIGNMENTS | _SQUASHES | PICKS
+    ops = (
+        frozenset({"exp", "mul", "sub", "xlogy", _BINARY})
+        | _NORMALISE
+        | _ALIGNMENTS
+        | _SQUASHES
+        | PICKS
+    )
 
     def __init__(self, asked: Set[int] = frozenset()) -> None:
         self.odd: dict[int, Given] = {}
         self.overflowed: set[int] = set()
         self._asked = asked
+        self.divergences: dict[int, int] = {}
         self._normalised: set[StorageWeakRef] = set()
         self._picked: dict[StorageWeakRef, int] = {}
+        self._weighed: _Weighed | None = None
+        self._less: tuple[_Weighed, StorageWeakRef] | None = None
 
     def __call__(
         self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
         base = op_name(str(func))
+        if base in ("sub", "mul", "xlogy"):
+            with torch.no_grad():
+                done = self._divergence(index, base, args)
+            if done is not None:
+                return done
         read = _reader(base)
         if read is not None and isinstance(args[0], Tensor) and args[0].is_floating_point():
             with torch.no_grad():
@@ -114,6 +137,44 @@ class _Operands(LookOfSome):
                     self.overflowed.add(index)
             self._note(index, base, args[0], found)
         return None
+
+    def _divergence(self, index: int, base: str, args: Any) -> Callable[[Any], None] | None:
+        """Look at the parts of a KL divergence to a target p: p log(p) - p x, as torch computes
+        it, or p (log(p) - x), as its formula is written and torch computes it of logarithms.
+        """
+        tensors = [one for one in args[:2] if isinstance(one, Tensor) and one.is_floating_point()]
+        if len(tensors) < 2 or tensors[0].shape != tensors[1].shape or tensors[0].dim() < 2:
+            return None
+        if base == "sub" and len(args) == 2 and _is_asked(tensors[1]) and not _is_asked(tensors[0]):
+            weighed = _Weighed(index, 1, tensors[1], tensors[0])
+
+            def made(result: Tensor) -> None:
+                self._less = weighed, StorageWeakRef(result.untyped_storage())
+
+            return made
+        if base == "xlogy":
+            place = StorageWeakRef(tensors[0].untyped_storage())
+            if self._weighed is not None and tensors[0] is tensors[1]:
+                if place == StorageWeakRef(self._weighed.target.untyped_storage()):
+                    self._take(self._weighed, self._weighed.target)
+        elif base == "mul" and sum(map(_is_asked, tensors)) == 1:
+            asked = int(_is_asked(tensors[1]))
+            self._weighed = _Weighed(index, asked, tensors[asked], tensors[1 - asked])
+            place = StorageWeakRef(tensors[asked].untyped_storage())
+            if self._less is not None and self._less[1] == place:
+                self._take(self._less[0], tensors[1 - asked])
+        return None
+
+    def _take(self, weighed: _Weighed, target: Tensor) -> None:
+        """Keep what is odd about what is taken for a logarithm beside a target of probabilities."""
+        dims = [dim for dim in (-1, 1) if _are_probabilities(_rows(target, dim))]
+        given = _likelihood(weighed.logs, dims[0]) if dims else None
+        if given is None or (weighed.target is not target and not _is_log(weighed.target, target)):
+            return
+        place = StorageWeakRef(weighed.logs.untyped_storage())
+        if place not in self._normalised:
+            self.odd[weighed.index], self._picked[place] = given, weighed.index
+            self.divergences[weighed.index] = weighed.place
 
     def _note(self, index: int, base: str, operand: Tensor, given: Given | None) -> None:
         """Keep what is odd; scores that are normalised as well are the logits of a cross entropy
@@ -129,6 +190,26 @@ class _Operands(LookOfSome):
         self.odd[index] = given
         if base in _PICKS:
             self._picked[place] = index
+
+
+@frozen
+class _Weighed:
+    """``logs``, which the op ``index`` reads at ``place`` beside ``target``, or its logarithm."""
+
+    index: int
+    place: int
+    logs: Tensor
+    target: Tensor
+
+
+def _is_asked(values: Tensor) -> bool:
+    return values.requires_grad
+
+
+def _is_log(logs: Tensor, values: Tensor) -> bool:
+    """Return whether some rows of ``logs`` are the logarithms of those of ``values``."""
+    read, given = _rows(logs, -1).exp(), _rows(values, -1)
+    return torch.allclose(read, given, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def _reader(base: str) -> Callable[[Any], Given | None] | None:

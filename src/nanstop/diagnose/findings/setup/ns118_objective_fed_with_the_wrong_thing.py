@@ -12,7 +12,9 @@ no training goes below, for a vocabulary of 32000 a loss of 9.37 where guessing 
 gradient passes through two softmaxes, of which the first is saturated. A sigmoid before
 `binary_cross_entropy_with_logits` leaves probabilities between sigmoid(0) = 0.5 and sigmoid(1) =
 0.73: no negative can be called one. `nll_loss` takes no logarithm: of probabilities it is -p,
-between -1 and 0, and of plain scores it has no lower bound, since a score may grow for ever.
+between -1 and 0, and of plain scores it has no lower bound, since a score may grow for ever. Nor
+does `kl_div`, of its first argument: of probabilities q it is the sum of p log(p) - p q, below 0,
+and smallest where q is 1 for the class that p has most of.
 `log_softmax` before `cross_entropy` is harmless: log-probabilities are their own log-softmax. A
 loss that is spelled by hand is known by how it answers to other numbers: what falls in step with
 scores that are raised by 1000 and by 10000 has no lower bound, and what is a + b (log(1 + exp(s)) -
@@ -204,7 +206,7 @@ def _given(row: ObjectiveRow) -> str:
 
 def _is_likelihood(row: ObjectiveRow) -> bool:
     name = op_name(row.op)
-    return "nll" in name or "ctc" in name
+    return "nll" in name or "ctc" in name or "kl_div" in name
 
 
 def _cause(row: ObjectiveRow) -> str:

@@ -152,11 +152,12 @@ class _Operands(LookOfSome):
                 self._less = weighed, StorageWeakRef(result.untyped_storage())
 
             return made
-        if base == "xlogy":
-            place = StorageWeakRef(tensors[0].untyped_storage())
-            if self._weighed is not None and tensors[0] is tensors[1]:
-                if place == StorageWeakRef(self._weighed.target.untyped_storage()):
-                    self._take(self._weighed, self._weighed.target)
+        if base == "xlogy" and self._weighed is not None and tensors[0] is tensors[1]:
+            target = self._weighed.target
+            if StorageWeakRef(tensors[0].untyped_storage()) == StorageWeakRef(
+                target.untyped_storage()
+            ):
+                self._take(self._weighed, target)
         elif base == "mul" and sum(map(_is_asked, tensors)) == 1:
             asked = int(_is_asked(tensors[1]))
             self._weighed = _Weighed(index, asked, tensors[asked], tensors[1 - asked])

@@ -43,11 +43,13 @@ def masked_later(model, ids, keep):
     return (each * keep[:, 1:]).sum() / keep[:, 1:].sum()
 
 
-def found(folder, loss, **options):
+def found(folder, loss, *, fresh=False, **options):
     ids, keep = texts(**options)
 
     def train():
         model = tiny.llama(pad_token_id=PAD)
+        if fresh:
+            torch.nn.init.zeros_(model.lm_head.weight)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         for _ in range(4):
             optimizer.zero_grad()
@@ -59,7 +61,12 @@ def found(folder, loss, **options):
 
 @pytest.mark.parametrize(
     ("loss", "options"),
-    [(as_they_are, {}), (by_hand, {"left": True}), (by_hand, {"end": PAD})],
+    [
+        (as_they_are, {}),
+        (as_they_are, {"fresh": True}),
+        (by_hand, {"left": True}),
+        (by_hand, {"end": PAD}),
+    ],
 )
 def test_labels_of_padding(tmp_path, loss, options):
     finding = found(tmp_path, loss, **options)
@@ -67,9 +74,10 @@ def test_labels_of_padding(tmp_path, loss, options):
     assert finding.confidence == "likely"
 
 
+@pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize("loss", [ignored, masked_later])
-def test_labels_that_do_not_count(tmp_path, loss):
-    assert found(tmp_path, loss) is None
+def test_labels_that_do_not_count(tmp_path, loss, fresh):
+    assert found(tmp_path, loss, fresh=fresh) is None
 
 
 def test_words_at_the_end(tmp_path):

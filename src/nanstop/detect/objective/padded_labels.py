@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from nanstop.detect.objective.labels import LIKELIHOODS, Picks
-from nanstop.detect.objective.padding import is_by_token, padding_of
+from nanstop.detect.objective.padding import FAR, is_by_token, padding_of
+from nanstop.detect.standstill import moved
 from nanstop.records import ObjectiveRow, op_name
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.tracing.op_patches import SecondRun
@@ -33,8 +34,8 @@ COUNTS = 1e-3
 def padded_labels(step: Step, picks: Picks) -> tuple[ObjectiveRow, ...]:
     """Return the operation that takes the likelihood of padding in the first micro-batch.
 
-    Undone bitwise; runs the micro-batch three times where labels are padded so, and not at all
-    elsewhere. Synchronises the device.
+    Undone bitwise; runs the micro-batch three to five times where labels are padded so, and not at
+    all elsewhere. Synchronises the device.
     """
     pad = step.facts.text.pad if step.facts.text is not None else None
     known = {
@@ -44,8 +45,12 @@ def padded_labels(step: Step, picks: Picks) -> tuple[ObjectiveRow, ...]:
     for pick, places in known.items():
         if places is None or op_name(ops[pick].name) not in LIKELIHOODS:
             continue
-        plain, without = (first_loss(step, one) for one in (SecondRun(), _Without(pick, places)))
-        if abs(without - plain) > COUNTS * abs(plain):
+        counts = _counts(step, pick, places)
+        if not counts:  # all tokens are alike to a fresh model
+            trained = [p for p in step.view.root.parameters() if p.requires_grad]
+            with moved(trained, FAR):
+                counts = _counts(step, pick, places)
+        if counts:
             op, num = ops[pick], int(places.sum())
             line = line_text(op.line)
             return (
@@ -54,6 +59,12 @@ def padded_labels(step: Step, picks: Picks) -> tuple[ObjectiveRow, ...]:
                 ),
             )
     return ()
+
+
+def _counts(step: Step, pick: int, places: Tensor) -> bool:
+    """Return whether the loss of the first micro-batch is another one without some labels."""
+    plain, without = (first_loss(step, one) for one in (SecondRun(), _Without(pick, places)))
+    return abs(without - plain) > COUNTS * abs(plain)
 
 
 def _padded(labels: Tensor, picks: Picks, pad: int) -> Tensor | None:

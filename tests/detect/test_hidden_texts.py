@@ -78,7 +78,18 @@ def regression(m, b):
     return (m(b["ids"], ~b["keep"][:, None])[:, 0, 0] - b["y"]).square().mean()
 
 
+def mean_of_texts(states, b):
+    weights = b["keep"][..., None].float()
+    return classified((states * weights).sum(1) / weights.sum(1), b)
+
+
+def mean(m, b):
+    return mean_of_texts(m(b["ids"], ~b["keep"][:, None]), b)
+
+
 INVERTED = [
+    (mean, Reader(2), False),
+    (mean, Reader(2), True),
     (first_token, Reader(2), False),
     (first_token, Reader(2, residual=False), True),
     (by_torch, Encoder(2), False),
@@ -137,7 +148,26 @@ def alone(m, b):
     return next_token(m(b["ids"], torch.eye(LONG).bool().expand(ROWS, LONG, LONG)), b)
 
 
+def right_mean(m, b):
+    return mean_of_texts(m(b["ids"], b["keep"][:, None]), b)
+
+
+def mean_of_parts(m, b):
+    part = (torch.arange(LONG) >= 2).long() + (~b["keep"]).long()
+    return mean_of_texts(m(b["ids"], part[:, :, None] == part[:, None]), b)
+
+
+def mean_of_each(m, b):
+    """No token of a text sees another one; all of the padding does."""
+    alone = torch.eye(LONG).bool() | ~b["keep"][:, :, None]
+    return mean_of_texts(m(b["ids"], alone), b)
+
+
 MEANT = [
+    (right_mean, Reader(2)),
+    (right_mean, Reader(2, gate=0.0)),
+    (mean_of_parts, Reader(2)),
+    (mean_of_each, Reader(2)),
     (right_first_token, Reader(2)),
     (right_by_torch, Encoder(2)),
     (right_language, Reader(30)),

@@ -159,21 +159,28 @@ def _reads_ahead(step: Step, table: int, pick: int, tokens: Tensor) -> int | Non
 
 
 class MovedTable(SecondRun):
-    """Keeps what the op ``pick`` reads while a table gives other numbers in some ``places``."""
+    """Keeps what the op ``pick`` reads, or gives where ``is_given``, while a table gives other
+    numbers in some ``places``.
+    """
 
-    def __init__(self, table: int, pick: int | None, places: Any = None) -> None:
+    def __init__(
+        self, table: int, pick: int | None, places: Any = None, *, is_given: bool = False
+    ) -> None:
         super().__init__()
         self._read: Tensor | None = None
         self._table, self._pick, self._places = table, pick, places
+        self._is_given = is_given
 
     def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        if index == self._pick:
+        if index == self._pick and not self._is_given:
             read = args[0].detach().clone()
             has_classes_second = op_name(str(func)) in LIKELIHOODS and read.dim() > 2
             self._read = read.movedim(1, -1) if has_classes_second else read
         result = func(*args, **kwargs)
         if index == self._table and self._places is not None:
             displace(result, self._places)
+        if index == self._pick and self._is_given:
+            self._read = result.detach().clone()
         return result
 
     def loss(self, step: Step) -> Tensor:

@@ -57,23 +57,45 @@ def hidden_texts(step: Step, picks: Picks, masks: Masks) -> tuple[ObjectiveRow, 
     """Return the operation that hides the texts of the first micro-batch and shows their padding,
     where outputs hang on the padding and on no token of the texts beside their own.
 
-    Undone bitwise; runs the micro-batch twice where rows are padded, up to seven times where their
-    padding is read, and not at all elsewhere. Synchronises the device.
+    Undone bitwise; runs the micro-batch four times where rows are padded, up to twelve times where
+    their padding is read, and not at all elsewhere. Synchronises the device.
     """
     for table, tokens in picks.tokens.items():
         padding = padding_of(tokens)
         if padding is None:
             continue
         pick = next((n for n, labels in picks.labels.items() if is_by_token(labels, tokens)), None)
-        look = _Outputs(step, table, pick)
-        trained = [p for p in step.view.root.parameters() if p.requires_grad]
-        if not look.reads_padding_alone(padding):
-            continue
-        with moved(trained, FAR):  # what is 0 in a new model lets nothing through
-            lasts = look.reads_padding_alone(padding)
-        if lasts:
+        if _reads_padding_alone(_Outputs(step, table, pick), padding):
+            return (_row(step, table, padding, masks),)
+        states = _last_states(step, tokens) if pick is None else None
+        if states is not None and _reads_padding_alone(_States(step, table, states), padding):
             return (_row(step, table, padding, masks),)
     return ()
+
+
+def _reads_padding_alone(look: _Outputs, padding: Tensor) -> bool:
+    """Return whether outputs hang on the padding alone, with the weights there are and others."""
+    if not look.reads_padding_alone(padding):
+        return False
+    trained = [p for p in look.step.view.root.parameters() if p.requires_grad]
+    with moved(trained, FAR):  # what is 0 in a new model lets nothing through
+        return look.reads_padding_alone(padding)
+
+
+def _last_states(step: Step, tokens: Tensor) -> int | None:
+    """Return the last op that gives numbers for each token, None where there is none: what is made
+    of a text is often a mean of them.
+    """
+    shape = tuple(tokens.shape)
+    made = [
+        op.index
+        for op in first_ops(step)
+        if op.phase in ("forward", "loss")
+        and op.outputs
+        and op.outputs[0].shape[:-1] == shape
+        and op.outputs[0].shape[-1] > 1
+    ]
+    return made[-1] if made else None
 
 
 def padding_of(tokens: Tensor) -> Tensor | None:
@@ -108,8 +130,11 @@ class _Outputs:
     ``pick``: the op that reads a row for each token; where there is none, the loss is what counts.
     """
 
+    is_given = False
+    """Whether it is what ``pick`` gives that counts."""
+
     def __init__(self, step: Step, table: int, pick: int | None) -> None:
-        self._step, self._table, self._pick = step, table, pick
+        self.step, self._table, self._pick = step, table, pick
 
     def reads_padding_alone(self, padding: Tensor) -> bool:
         """Return whether outputs hang on the padding, and on no token of a text."""
@@ -118,8 +143,9 @@ class _Outputs:
         odd[:, 1::2] = True
         if self._pick is not None:
             # Each row reads its own token: those of even places are asked about odd ones.
-            return self._differs(plain, padding & odd, ~odd) is True and (
-                self._differs(plain, ~padding & odd, ~odd) is False
+            asked = self._asked(padding, ~odd)
+            return self._differs(plain, padding & odd, asked) is True and (
+                self._differs(plain, ~padding & odd, asked) is False
             )
         if not self._differs(plain, padding, odd):
             return False
@@ -129,6 +155,10 @@ class _Outputs:
         # The output of a text may be that of one of its tokens.
         tried = (texts, texts & ~first, texts & ~last)
         return any(self._differs(plain, places, odd) is False for places in tried)
+
+    def _asked(self, _padding: Tensor, others: Tensor) -> Tensor:
+        """Return the rows that are asked, of ``others``, whose own tokens are not moved."""
+        return others
 
     def _differs(self, plain: Tensor, places: Tensor, asked: Tensor) -> bool | None:
         """Return whether other embeddings in some places change what is asked for, None where it is
@@ -146,11 +176,22 @@ class _Outputs:
         return True if bool(gap > READ * size) else False if bool(gap <= UNREAD * size) else None
 
     def _given(self, places: Tensor) -> Tensor:
-        run = MovedTable(self._table, self._pick, places)
+        run = MovedTable(self._table, self._pick, places, is_given=self.is_given)
         if self._pick is None:
-            return run.loss(self._step)
-        rows = run.rows(self._step, len(places))
+            return run.loss(self.step)
+        rows = run.rows(self.step, len(places))
         return rows.float() if rows is not None else torch.zeros(0)
+
+
+class _States(_Outputs):
+    """What an op gives for each token; those of the padding may be left out of what is made of
+    them.
+    """
+
+    is_given = True
+
+    def _asked(self, padding: Tensor, others: Tensor) -> Tensor:
+        return others & ~padding
 
 
 def _row(step: Step, table: int, padding: Tensor, masks: Masks) -> ObjectiveRow:

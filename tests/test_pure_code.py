@@ -78,6 +78,69 @@ def imports(ctx, x):
     return x if os.sep else None
 
 
+def in_chunks(ctx, rows, size):
+    """Fills what it has made itself."""
+    made, total, seen = torch.empty_like(rows), 0.0, torch.zeros(len(rows))
+    for start in range(0, len(rows), size):
+        part = rows[start : start + size].softmax(-1)
+        part[torch.arange(len(part)), 0] -= 1
+        part = part * 2
+        total += part.sum()
+        made[start : start + size] = part
+        seen[start : start + size] += 1
+    ctx.save_for_backward(made)
+    return total / seen.sum()
+
+
+def fills_a_view(ctx, rows):
+    part = rows[:2]
+    part[0] = 1
+    return part
+
+
+def fills_what_may_be_given(ctx, rows):
+    made = rows.float()
+    made[0] = 1
+    return made
+
+
+def fills_one_of_two(ctx, rows):
+    made = torch.zeros(2)
+    if len(rows) > 2:
+        made = rows
+    made[0] = 1
+    return made
+
+
+def fills_both(ctx, rows):
+    made = torch.zeros(2)
+    made[0] = rows[0] = 1
+    return made
+
+
+def fills_for_another(ctx, rows):
+    made = torch.zeros(2)
+    made[0] = SEEN.setdefault("rows", 1)
+    return made
+
+
+def fills_inside(ctx, rows):
+    made = torch.zeros(2)
+
+    def inner(made):
+        made[0] = 1
+
+    inner(rows)
+    return made
+
+
+def fills_in_a_loop(ctx, rows):
+    made = torch.zeros(2)
+    for made in rows:
+        made[0] = 1
+    return made
+
+
 def closes_over(value):
     def inner(ctx, x):
         return x * value
@@ -96,7 +159,9 @@ def counter():
     return inner
 
 
-@pytest.mark.parametrize("function", [arithmetic, halved, closes_over(2.0), closes_over(torch.pi)])
+@pytest.mark.parametrize(
+    "function", [arithmetic, halved, in_chunks, closes_over(2.0), closes_over(torch.pi)]
+)
 def test_arithmetic(function):
     assert leaves_nothing(function, "torch")
 
@@ -105,7 +170,8 @@ def test_arithmetic(function):
     "function",
     [
         *(counts, notes, appends, speaks, marks, calls_another, saves, imports, counter()),
-        *(fills, doubles, adds),
+        *(fills, doubles, adds, fills_a_view, fills_what_may_be_given, fills_one_of_two),
+        *(fills_both, fills_for_another, fills_inside, fills_in_a_loop),
         *(closes_over(CALLS), len, lambda ctx, x: CALLS, object()),
     ],
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import dis
+import linecache
 import math
 from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
@@ -32,12 +34,24 @@ _STORES = frozenset(
 ) | {"IMPORT_NAME"}
 
 
+_FILLS = frozenset({"STORE_SUBSCR", "STORE_SLICE"})
+_FRESH = frozenset(
+    {
+        *("zeros", "ones", "empty", "full", "arange", "rand", "randn", "tensor", "clone"),
+        *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"),
+        *("new_zeros", "new_ones", "new_empty", "new_full"),
+        *("softmax", "log_softmax", "exp", "log", "sqrt", "sigmoid", "tanh"),
+    }
+)
+"""What gives new memory each time, by torch's names."""
+
+
 def leaves_nothing(function: Any, *packages: str) -> bool:
     """Return whether a function is seen to use arithmetic and these packages alone, and to store
     into nothing but its own variables and the attributes of its first argument.
 
-    Read from its code: False wherever that does not tell, and where it writes into anything in
-    place.
+    Read from its code: False wherever that does not tell, and where it writes in place into
+    anything but what it has made itself.
     """
     return _is_pure(function, packages, _DEEPEST)
 
@@ -53,10 +67,15 @@ def _is_pure(function: Any, packages: tuple[str, ...], depth: int) -> bool:
         known = {name: cell.cell_contents for name, cell in cells}
     except ValueError:  # not filled yet
         return False
+    filled = _lines_that_fill(function.__code__)
     for code in codes:
         before = ""
+        lines = _line_starts(code) if filled and code is function.__code__ else {}
+        line = 0
         for step in dis.get_instructions(code):
-            if _stores(step, before, first, free):
+            line = lines.get(step.offset, line)
+            is_filled = line in filled and (step.opname in _FILLS or _is_assigned(step))
+            if _stores(step, before, first, free) and not is_filled:
                 return False
             if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                 used = function.__globals__.get(step.argval, getattr(builtins, step.argval, None))
@@ -80,8 +99,110 @@ def _stores(step: dis.Instruction, before: str, first: str, free: set[str]) -> b
     if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
         is_in_place = name.endswith("_") and not name.startswith("_") and name != "requires_grad_"
         return is_in_place or name in _LEAVES
-    is_assigned = step.opname == "BINARY_OP" and step.argrepr.endswith("=")
-    return is_assigned or (step.opname in ("STORE_DEREF", "DELETE_DEREF") and name in free)
+    return _is_assigned(step) or (step.opname in ("STORE_DEREF", "DELETE_DEREF") and name in free)
+
+
+def _is_assigned(step: dis.Instruction) -> bool:
+    """Return whether an instruction is of ``+=`` or the like."""
+    is_named = step.opname == "BINARY_OP" and step.argrepr.endswith("=")
+    return is_named or step.opname.startswith("INPLACE_")
+
+
+def _line_starts(code: CodeType) -> dict[int, int]:
+    return {start: line for start, _, line in code.co_lines() if line is not None}
+
+
+def _lines_that_fill(code: CodeType) -> set[int]:
+    """Return the lines on which a function writes in place, with ``=`` or ``+=``, into nothing but
+    memory that it has made itself.
+    """
+    node = _definition(code)
+    if node is None:
+        return set()
+    own = _made_in(node)
+    good: set[int] = set()
+    bad: set[int] = set()
+    for one in ast.walk(node):
+        if isinstance(one, ast.Assign):
+            written = [t for target in one.targets for t in ast.walk(target) if _is_written(t)]
+        elif isinstance(one, ast.AugAssign):
+            written = [one.target]
+        else:
+            continue
+        lines = range(one.lineno, (one.end_lineno or one.lineno) + 1)
+        (good if all(_root(t) in own for t in written) else bad).update(lines if written else ())
+    return good - bad
+
+
+def _definition(code: CodeType) -> ast.FunctionDef | None:
+    """Return the source of a function without functions inside, None where that is not known."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    except (SyntaxError, ValueError):
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            inner = [one for one in ast.walk(node) if isinstance(one, _SCOPES) and one is not node]
+            if first == code.co_firstlineno and not inner:
+                return node
+    return None
+
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+def _made_in(function: ast.FunctionDef) -> set[str]:
+    """Return the variables of a function that hold numbers, or memory that it has made itself,
+    whenever they hold anything.
+    """
+    made: dict[str, bool] = {}
+    plain: set[int] = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.AugAssign):
+            plain.add(id(node.target))
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target, value = node.targets[0], node.value
+            several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+            pairs = [(target, value)]
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                pairs = [*zip(target.elts, value.elts, strict=False)]
+            if several and len(pairs) != len(getattr(target, "elts", ())):
+                continue
+            for one, given in pairs:
+                if isinstance(one, ast.Name):
+                    plain.add(id(one))
+                    made[one.id] = made.get(one.id, True) and _is_fresh(given)
+    for node in ast.walk(function):  # bound by a loop, with, import, or by name elsewhere
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            if id(node) not in plain:
+                made[node.id] = False
+        elif isinstance(node, ast.arg):
+            made[node.arg] = False
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            made.update(dict.fromkeys(node.names, False))
+    return {name for name, is_own in made.items() if is_own}
+
+
+def _is_fresh(value: ast.expr) -> bool:
+    if isinstance(value, ast.Constant):
+        return isinstance(value.value, (int, float))
+    if isinstance(value, ast.UnaryOp):
+        return isinstance(value.op, ast.USub)
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        return value.func.attr in _FRESH and not any(one.arg == "out" for one in value.keywords)
+    return isinstance(value, ast.BinOp)
+
+
+def _is_written(node: ast.AST) -> bool:
+    return isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store)
+
+
+def _root(node: ast.AST) -> str:
+    """Return the variable that a subscript is of, "" where it is of something else."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -143,10 +143,29 @@ def test_a_backward_that_ignores_what_it_is_given(kind):
     assert dict(vars(kind)) == before
 
 
+def test_a_backward_that_ignores_the_one_number_that_it_is_given():
+    (row,) = looked_at(lambda scores, targets: Sum.apply(scores, targets) / 4 * torch.ones(ROWS))
+    assert (row.name, row.num) == ("Sum", 1)
+    assert row.apart == pytest.approx(0.75, abs=0.02)
+
+
+def test_a_backward_that_ignores_what_is_the_same_everywhere():
+    def losses(scores, targets):
+        return MadeAtOnce.apply(scores, targets).mean() * 3 * torch.ones(ROWS)
+
+    (row,) = looked_at(losses)
+    assert row.apart == pytest.approx(2 / 3, abs=0.02)
+
+
 @pytest.mark.parametrize(
     "losses",
     [
         Hears.apply,
+        lambda scores, targets: MadeAtOnce.apply(scores, targets).mean() * torch.ones(ROWS),
+        lambda scores, targets: (
+            HearsTheFirst.apply(scores, targets).mean() * torch.ones(ROWS) * (1 + 1 / ROWS)
+        ),
+        lambda scores, _: on_scores(torch.clone, lambda grad, _: grad.sign())(scores, _).mean(),
         lambda scores, targets: Sum.apply(scores, targets) * torch.ones(ROWS),
         on_scores(torch.round, lambda grad, _: grad),
         on_scores(torch.clone, lambda grad, _: -grad),

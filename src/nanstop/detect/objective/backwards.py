@@ -3,7 +3,7 @@
 What stands behind a function weighs its results: with a mask, a number a sample, a scale. A
 backward that gives the same whatever it is given trains on other weights. That is tried on the
 function itself, when the micro-batch is run again, with other numbers in the place of all but the
-first that it is given. It is told where its forward, by differences, says something else than what
+first that it is given, or of the one. It is told where its forward, by differences, says something else than what
 it gave. A straight-through or reversed gradient is none of its forward's, and hears what it is
 given.
 """
@@ -69,10 +69,11 @@ class Backwards(LookOfSome):
         if live is None or len(given) != 1:
             return
         with suppress(Exception), unrecorded(), torch.no_grad(), rng_kept():
-            if not _weighs(given[0]):
+            others = _others(given[0])
+            if others is None:
                 return
             before = [one.clone() for one in _tensors(made)]
-            after = _tensors(live._forward_cls.backward(live, _others(given[0])))
+            after = _tensors(live._forward_cls.backward(live, others))
             if before and any(bool(one.any()) for one in before) and _alike(before, after):
                 self.deaf[live._forward_cls] = None
 
@@ -91,16 +92,18 @@ def _functions(node: Any) -> Iterator[Any]:
         open_nodes += new
 
 
-def _weighs(given: Any) -> bool:
-    """Return whether a gradient is of several numbers that are not all the same."""
-    if not isinstance(given, Tensor) or given.numel() < 2 or not given.is_floating_point():
-        return False
+def _others(given: Any) -> Tensor | None:
+    """Return other numbers for all but the first of several, of either sign, within those that
+    there are; for one number, or the same everywhere, one of the other sign. None where it is 1, or
+    not finite: nothing is weighed.
+    """
+    if not isinstance(given, Tensor) or not given.numel() or not given.is_floating_point():
+        return None
     low, high = torch.aminmax(given.detach())
-    return bool(torch.isfinite(low) & torch.isfinite(high) & (low != high))
-
-
-def _others(given: Tensor) -> Tensor:
-    """Return other numbers for all but the first, of either sign, within those that there are."""
+    if not bool(torch.isfinite(low) & torch.isfinite(high)):
+        return None
+    if bool(low == high):
+        return None if float(low) in (0.0, 1.0) else -2.0 * given
     far = given.abs().max()
     numbers = torch.linspace(-1.0, 1.0, given.numel(), device=given.device).to(given.dtype)
     other = (far * numbers).reshape(given.shape).clone()

@@ -161,27 +161,28 @@ def _made_in(function: ast.FunctionDef) -> set[str]:
     for node in ast.walk(function):
         if isinstance(node, ast.AugAssign):
             plain.add(id(node.target))
-        elif isinstance(node, ast.Assign) and len(node.targets) == 1:
-            target, value = node.targets[0], node.value
-            several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
-            pairs = [(target, value)]
-            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-                pairs = [*zip(target.elts, value.elts, strict=False)]
-            if several and len(pairs) != len(getattr(target, "elts", ())):
-                continue
-            for one, given in pairs:
-                if isinstance(one, ast.Name):
-                    plain.add(id(one))
-                    made[one.id] = made.get(one.id, True) and _is_fresh(given)
-    for node in ast.walk(function):  # bound by a loop, with, import, or by name elsewhere
+        for name, given in _given(node):
+            plain.add(id(name))
+            made[name.id] = made.get(name.id, True) and _is_fresh(given)
+    for node in ast.walk(function):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            if id(node) not in plain:
-                made[node.id] = False
+            made[node.id] = made.get(node.id, False) and id(node) in plain  # else by a loop, a with
         elif isinstance(node, ast.arg):
             made[node.arg] = False
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             made.update(dict.fromkeys(node.names, False))
     return {name for name, is_own in made.items() if is_own}
+
+
+def _given(node: ast.AST) -> Iterator[tuple[ast.Name, ast.expr]]:
+    """Yield the variables that an assignment gives one value each."""
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+        return
+    target, value = node.targets[0], node.value
+    pairs = [(target, value)]
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        pairs = [*zip(target.elts, value.elts, strict=False)]
+    yield from ((one, given) for one, given in pairs if isinstance(one, ast.Name))
 
 
 def _is_fresh(value: ast.expr) -> bool:

@@ -3,9 +3,9 @@
 What stands behind a function weighs its results: with a mask, a number a sample, a scale. A
 backward that gives the same whatever it is given trains on other weights. That is tried on the
 function itself, when the micro-batch is run again, with other numbers in the place of all but the
-first that it is given, or of the one. It is told where its forward, by differences, says something else than what
-it gave. A straight-through or reversed gradient is none of its forward's, and hears what it is
-given.
+first that it is given, or of the one. It is told where its forward, by differences, says something
+else than what it gave. A straight-through or reversed gradient is none of its forward's, and hears
+what it is given.
 """
 
 from __future__ import annotations

@@ -1135,9 +1135,11 @@ def test_rows_of_a_preference_are_named_by_what_has_one_value_each(by_row, drawn
     margin = replace(batch_fact("margin", "float32", num_bad=1, bad_rows=(1,)), shape=(4,))
     given = evidence(localization(event(inputs=(stats("float32", nan=1),)), "from_batch"))
     rows = BatchRows(data="train", rows=(6, 13, 18, 24), in_order=False, by_row=by_row)
-    incident = replace(given.incident, rows=rows, batch=(margin,))
+    texts = replace(batch_fact("input_ids", "int64"), shape=(8, 16))
+    incident = replace(given.incident, rows=rows, batch=(texts, margin))
     found = check("NS501", replace(given, incident=incident))
     assert found.lines[0].endswith(drawn)
+    assert found.confidence == ("certain" if by_row else "likely")
 
 
 def test_the_schedule_that_gives_no_rate_is_named():

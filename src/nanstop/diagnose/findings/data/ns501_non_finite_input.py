@@ -131,10 +131,11 @@ def _may_hide(evidence: Evidence) -> bool:
 
 def _made_by_script(evidence: Evidence, bad: list[BatchFact]) -> bool:
     """Return whether what is bad has other rows than the batch:
-    weights of classes, say, which some formula made.
+    weights of classes, say, which some formula made. A preference has two for each of the data.
     """
     rows = {fact.shape[:1] for fact in failing_batch(evidence)[:1]}
-    return bool(bad) and rows.isdisjoint(fact.shape[:1] for fact in bad)
+    of_data = any(_drawn(evidence, fact) is not None for fact in bad)
+    return bool(bad) and not of_data and rows.isdisjoint(fact.shape[:1] for fact in bad)
 
 
 def _cause(num_bad: int) -> str:

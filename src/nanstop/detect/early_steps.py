@@ -261,7 +261,7 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     """Return what the objective reads, which differences are lost and what is counted in half
     precision, from one run of all three and of ``looks``.
     """
-    from nanstop.detect.objective.backwards import Backwards, backward_rows
+    from nanstop.detect.objective.backwards import Backwards, backward_rows, unheard_rows
     from nanstop.detect.objective.groups import Groups, lone_rows
     from nanstop.detect.objective.inputs import objective_rows
     from nanstop.detect.objective.labels import Picks, misaligned_rows
@@ -282,6 +282,7 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     rows = objective_rows(step, 0, *seen, backwards, *looks)
     rows += misaligned_rows(step, picks) + paired_rows(step, pairs) + lone_rows(step, groups)
     rows += hidden_texts(step, picks, masks) + padded_labels(step, picks)
+    rows += unheard_rows(step) if backwards.are_several else ()
     coarse = {"coarse": coarse_rows(step, micros=(0,))} if counts.are_there else {}
     return {
         **coarse,

@@ -98,8 +98,8 @@ class ObjectiveRow:
     between 0 and 1, scores without a normalisation, one class alone, labels that are the last
     token that each row reads, or one after the next, every pair of ``width`` outputs and targets,
     the policy itself in the place of its reference, ``width`` values less their own mean, padding
-    of ``width`` places in that of texts, ``width`` rows and a copy of each, or ``width`` labels of
-    padding. ``line``: FILE:LINE;
+    of ``width`` places in that of texts, ``width`` rows and a copy of each, ``width`` labels of
+    padding, or gradients that were asked for without a graph. ``line``: FILE:LINE;
     ``made_at``: of the lines that made what was read what it is; of copies, the names of what holds
     them in the batch.
     """
@@ -119,6 +119,7 @@ class ObjectiveRow:
         "padding",
         "own_copy",
         "padded_labels",
+        "unheard",
     ]
     width: int
     line: str = ""

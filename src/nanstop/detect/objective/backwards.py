@@ -6,6 +6,11 @@ function itself, when the micro-batch is run again, with other numbers in the pl
 first that it is given, or of the one. It is told where its forward, by differences, says something
 else than what it gave. A straight-through or reversed gradient is none of its forward's, and hears
 what it is given.
+
+Gradients that are asked for on the way to a loss are to be heard as well. They change what is
+trained, as an adaptive weight or an adversarial input does, or are a penalty, with a graph of their
+own. A part of the loss that has none is told by larger ones: the loss is another one, and every
+gradient of a weight is the same to the bit.
 """
 
 from __future__ import annotations
@@ -21,16 +26,19 @@ from weakref import ref
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, Function
+from torch.overrides import TorchFunctionMode
 
 from nanstop.own_code import is_class_of
-from nanstop.records import BackwardRow
-from nanstop.replay.conditions import unrecorded
+from nanstop.records import BackwardRow, ObjectiveRow
+from nanstop.replay.conditions import eager, unrecorded
 from nanstop.replay.rng import rng_kept
+from nanstop.replay.step import gradients_of
 from nanstop.replay.undo import NOTHING
 from nanstop.tracing.op_patches import LookOfSome
-from nanstop.tracing.places import line_text
+from nanstop.tracing.places import line_text, user_line
 
 if TYPE_CHECKING:
+    from nanstop.measure.followed import Line
     from nanstop.replay.step import Step
 
 MOST_GRAPHS, MOST_NODES = 64, 1 << 16
@@ -41,6 +49,10 @@ _STRAIGHT = 0.05
 _FAR = 1e-2
 """Of the size of an operand, the distance over which a slope is taken."""
 _NUM_DIRECTIONS = 8
+_LARGER = 1.5
+"""Times which gradients are handed out."""
+_COUNTS = 1e-4
+"""Of a loss, by which it changes at least."""
 
 
 class Backwards(LookOfSome):
@@ -51,6 +63,13 @@ class Backwards(LookOfSome):
     def __init__(self) -> None:
         self.deaf: dict[type[Function], None] = {}
         self._graphs: set[int] = set()
+
+    @property
+    def are_several(self) -> bool:
+        """Whether more than one graph was gone through: gradients may have been asked for before
+        the loss, and a checkpoint has a graph of its own.
+        """
+        return len(self._graphs) > 1
 
     def __call__(
         self, _index: int, _func: Any, _args: Any, _kwargs: Mapping[str, Any]
@@ -266,3 +285,53 @@ class _Context(SimpleNamespace):
         pass
 
     save_for_backward = mark_dirty = mark_non_differentiable = set_materialize_grads = _nothing
+
+
+def unheard_rows(step: Step) -> tuple[ObjectiveRow, ...]:
+    """Return the line that asks for gradients which change the first micro-batch's loss, and no
+    gradient of what is trained.
+
+    Undone bitwise; raises what the step raises. Runs the micro-batch twice. Synchronises the
+    device.
+    """
+    plain, larger = _Handed(1.0), _Handed(_LARGER)
+    (loss, gradients), (other, others) = _run(step, plain), _run(step, larger)
+    if not plain.lines or not math.isfinite(loss) or not abs(other - loss) > _COUNTS * abs(loss):
+        return ()
+    is_same = gradients.keys() == others.keys() and all(
+        torch.equal(one, others[name]) for name, one in gradients.items()
+    )
+    if not gradients or not is_same:
+        return ()
+    line = line_text(plain.lines[-1])
+    return (ObjectiveRow(op="autograd.grad", module="", given="unheard", width=0, line=line),)
+
+
+def _run(step: Step, mode: _Handed) -> tuple[float, dict[str, Tensor]]:
+    with step.isolated(), eager(), mode:
+        loss = float(step.run(0).detach())
+        return loss, {name: one.clone() for name, one in gradients_of(step.view.root).items()}
+
+
+class _Handed(TorchFunctionMode):
+    """Hands out gradients that are asked for without a graph of their own, times a factor; keeps
+    the lines that ask.
+    """
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self._factor = factor
+        self.lines: list[Line] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is not torch.autograd.grad or not isinstance(result, tuple):
+            return result
+        if any(isinstance(one, Tensor) and one.requires_grad for one in result):
+            return result
+        line = user_line()
+        if line not in self.lines:
+            self.lines.append(line)
+        if self._factor == 1.0:
+            return result
+        return tuple(one * self._factor if isinstance(one, Tensor) else one for one in result)

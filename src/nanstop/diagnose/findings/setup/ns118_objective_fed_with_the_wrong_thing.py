@@ -45,6 +45,11 @@ A mask can be the wrong way round: `attention_mask` of transformers is 1 where a
 and the loss falls to what is known without them. That is told by an experiment: other embeddings of
 the padding change the outputs, other ones of the texts do not, beside those of the token itself.
 
+A penalty can be deaf. `torch.autograd.grad` without `create_graph=True` gives numbers: their square
+is added to the loss, which is larger for it, and no weight hears of it. That is told by an
+experiment: the micro-batch run again with larger gradients handed out. An adaptive weight or an
+adversarial input that is made of them changes what is trained, and is left in peace.
+
 Labels can be padding. A text of 5 tokens that is filled up to 24 is asked for 19 of padding, which
 a model learns first: a loss of 4.4 is one of 1.5 then. Labels that are -100 are ignored by torch's
 losses. That padding counts is seen by an experiment: the micro-batch run again without it.
@@ -70,7 +75,8 @@ cross_entropy(softmax(logits, -1), right)               # tensor(0.5516)
 4. Outputs [N, 1] against targets [N]: `outputs.squeeze(-1)`, or `targets[:, None]`. Cost: none.
 5. A reference of its own: `copy.deepcopy(policy)` before the first update. Cost: a model's memory.
 6. Turn the mask, with `~` or `1 - mask`, where it is made. Cost: none.
-7. `labels[attention_mask == 0] = -100`: where the token that pads is the one that ends a text, the
+7. `torch.autograd.grad(..., create_graph=True)` for a penalty. Cost: a backward of the backward.
+8. `labels[attention_mask == 0] = -100`: where the token that pads is the one that ends a text, the
    end stays. Cost: none.
 
 ## Fix safety
@@ -131,6 +137,12 @@ _INSTEAD = {
         "labels are the padding token at the ends of rows, and the loss counts them",
         "without these labels the loss is another one",
         "make labels of padding -100, which torch's losses ignore",
+    ),
+    "unheard": (
+        "a part of the loss that is made of gradients has none",
+        "gradients that are asked for without a graph change the loss, and nothing that is trained",
+        "with larger ones the loss is another one, and each gradient of a weight the same",
+        "ask for them with create_graph=True",
     ),
 }
 

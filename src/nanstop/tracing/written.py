@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nanstop.numerics.tensors import is_leaf
 from nanstop.own_code import is_library
 from nanstop.records import SourceLine
 from nanstop.rewrite.source import LOOPS, nodes_around
@@ -187,7 +188,7 @@ def _part_of(model: nn.Module, name: str) -> Any:
 
 def _trains(value: Any) -> bool:
     if isinstance(value, Tensor):
-        return value.is_leaf and value.requires_grad
+        return is_leaf(value) and value.requires_grad
     if isinstance(value, (list, tuple)):
         return all(map(_trains, value))
     return isinstance(value, (nn.Module, Optimizer, *_CALLED))

@@ -1319,6 +1319,36 @@ def test_a_custom_function_not_of_the_model_is_played_again(script):
     assert vars(torch.autograd.Function)["apply"] is apply
 
 
+PRUNED = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+for step in range(5):
+    if step == 2:
+        with torch.no_grad():
+            weight = net[0].weight
+            weak = weight.unflatten(1, (2, 2)).flatten(1).norm(dim=1).argsort()[:2]
+            weight[weak] = 0.0
+    optimizer.zero_grad()
+    least = net[0].weight.norm(dim=1).min() if BAD else 1.0
+    loss = net(torch.randn(8, 4)).square().mean() / least
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_view_whose_weight_was_written_to_is_no_reason_to_look_away(script):
+    plain, session = script(PRUNED, BAD=False), ReplayingSession()
+    assert same(weights(plain), weights(script(PRUNED, session, BAD=False)))
+    ending = script(PRUNED, session, BAD=True)
+    assert session.steps == [2, 3, 4]
+    assert [found.fidelity for found in session.found] == ["bitwise"] * 3
+    assert all(w.isfinite().all() for w in weights(ending))
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo does
 def test_a_custom_function_inside_a_compiled_model_stays_compiled(script):
     source = """

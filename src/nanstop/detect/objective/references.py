@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.detect.standstill import noises
+from nanstop.numerics.tensors import is_leaf
 from nanstop.records import ObjectiveRow, op_name
 from nanstop.replay.step import gradients_of
 from nanstop.replay.untouched import TensorMemory, address
@@ -242,7 +243,7 @@ class _Cut(SecondRun):
             is_made = isinstance(one, Tensor) and any(
                 address(one) == address(m) for m in self._made
             )
-            if is_made and one.requires_grad and not one.is_leaf:
+            if is_made and one.requires_grad and not is_leaf(one):
                 one.register_hook(torch.zeros_like)
         result = func(*args, **kwargs)
         if index in self._differences:

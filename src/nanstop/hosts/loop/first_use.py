@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.hosts.patch_table import Table
+from nanstop.numerics.tensors import is_leaf
 from nanstop.own_code import is_library
 from nanstop.replay.function_modes import OwnMode, put_on, take_off
 from nanstop.tracebacks import passes_through
@@ -88,5 +89,5 @@ def _trains(func: Any, args: Any) -> bool:
     return (
         name not in _ASKS
         and torch.is_grad_enabled()
-        and any(isinstance(one, Tensor) and one.requires_grad and one.is_leaf for one in args)
+        and any(isinstance(one, Tensor) and one.requires_grad and is_leaf(one) for one in args)
     )

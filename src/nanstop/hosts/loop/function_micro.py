@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from nanstop.measure.followed import Line
-from nanstop.numerics.tensors import tensors, version
+from nanstop.numerics.tensors import is_leaf, tensors, version
 from nanstop.own_code import is_of_library
 from nanstop.replay.rng import RngState
 from nanstop.replay.step import Batch
@@ -57,7 +57,7 @@ class FunctionMicro:
         return []
 
     def leaves(self) -> list[Tensor]:
-        return [t for t in tensors(self.batch) if t.requires_grad and t.is_leaf]
+        return [t for t in tensors(self.batch) if t.requires_grad and is_leaf(t)]
 
 
 def named_batch(batch: Any) -> Batch:

@@ -43,7 +43,7 @@ from nanstop.hosts.tape.tape_functions import (
 )
 from nanstop.hosts.tape.tensors import autocast_state, saved_hooks
 from nanstop.hosts.tape.unrepeated import Unrepeated
-from nanstop.numerics.tensors import by_torch_alone, is_in_place, tensors, version
+from nanstop.numerics.tensors import by_torch_alone, is_in_place, is_leaf, node_of, tensors, version
 from nanstop.replay.function_modes import PassingMode, is_on
 from nanstop.replay.rng import RngState
 from nanstop.tracebacks import passes_through
@@ -296,7 +296,7 @@ class Tape(PassingMode):
         outside = [tensor for tensor, _, slot in operands if slot is None]
         if not self._held.takes(outside):
             return False
-        return self.cuts is not None or all(tensor.is_leaf for tensor in outside)
+        return self.cuts is not None or all(map(is_leaf, outside))
 
     def _begin(
         self, function: Callable[..., Any], noted: tuple[Any, Any], *, outer: bool
@@ -325,7 +325,7 @@ class Tape(PassingMode):
             elif not call.keep and call.rng is None:
                 call.foreign = "the loss changes in place a tensor from outside the iteration"
         for tensor in (result,) if isinstance(result, Tensor) else tensors(result):
-            if not (call.foreign and tensor.is_leaf and tensor.requires_grad):  # an updated weight
+            if not (call.foreign and is_leaf(tensor) and tensor.requires_grad):  # an updated weight
                 self._slots[id(tensor)] = weakref.ref(tensor), Slot(self._count, call.outer)
                 self._lent.note(tensor, self._count)
             self._count += 1
@@ -340,7 +340,7 @@ class Tape(PassingMode):
         Its operands are taken as they are later.
         """
         written = [tensor for tensor, before, _ in operands if version(tensor) != before]
-        if any(tensor.grad_fn is not None for tensor in written):
+        if any(node_of(tensor) is not None for tensor in written):
             return False
         is_stale = not all(map(is_kept, written))  # else the calls have copies of the old values
         forget_written(self._slots, written, parts=self.has_model, made=is_stale)
@@ -355,15 +355,15 @@ class Tape(PassingMode):
             slot = known[1] if known is not None and known[0]() is value else None
             operands.append((value, version(value), slot))
             first = self._first_of_model
-            trains = slot is not None and slot.outer and value.is_leaf and value.requires_grad
+            trains = slot is not None and slot.outer and is_leaf(value) and value.requires_grad
             if (
                 slot is not None
                 and not trains
-                and (first is None or slot.index >= first or value.grad_fn is not None)
+                and (first is None or slot.index >= first or node_of(value) is not None)
             ):
                 return slot
             # Whoever holds a tensor holds its graph: of one with a history only the fact is kept.
-            if value.grad_fn is not None:
+            if node_of(value) is not None:
                 left = self.left.stand_in(value, self.calls)
                 if left is not None:
                     operands[-1] = (value, version(value), Slot(left.slot))
@@ -379,7 +379,7 @@ class Tape(PassingMode):
         if kind is dict:
             return {key: self._note(entry, operands) for key, entry in value.items()}
         # A container of another class is kept whole, unless results of the tape are in it.
-        return HISTORY if any(t.grad_fn is not None for t in tensors(value)) else value
+        return HISTORY if any(node_of(t) is not None for t in tensors(value)) else value
 
     def needed(self, *also: int, **how: bool) -> list[TapedCall]:
         """Return, in order, the calls that the losses and the slots ``also`` depend on; ``how``:

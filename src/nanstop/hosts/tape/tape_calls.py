@@ -21,7 +21,7 @@ from nanstop.frozen import frozen
 from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tensors import Autocast, SavedHooks, in_autocast, in_hooks
 from nanstop.numerics.nested import leaves, mapped
-from nanstop.numerics.tensors import has_bad, tensors, version
+from nanstop.numerics.tensors import has_bad, is_leaf, node_of, tensors, version
 from nanstop.own_code import is_wrapper
 from nanstop.replay.rng import RngState, restore_rng
 from nanstop.rewrite.source import span_at, spelled
@@ -101,13 +101,13 @@ class Cuts:
         """Note of what gradients are asked for: those of a leaf may come from an earlier graph."""
         asked = list(inputs)
         ends = {id(self.leaf(tensor)) for tensor in asked}
-        is_later = not any(tensor.is_leaf for tensor in asked)
+        is_later = not any(map(is_leaf, asked))
         for cut in self._made:
             cut.is_end |= is_later or id(cut.tensor) in ends
 
     def leaf(self, tensor: Tensor) -> Tensor:
         """Return a tensor itself if it is a leaf, else the one that stands for it."""
-        if tensor.is_leaf:
+        if is_leaf(tensor):
             return tensor
         known = self._leaves.get(id(tensor))
         if known is None or known[0]() is not tensor:
@@ -323,7 +323,7 @@ def forget_written(slots: Slots, written: Sequence[Tensor], *, parts: bool, made
     roots = {id(root_of(tensor)) for tensor in written}
     for key, (reference, slot) in list(slots.items()) if roots and parts else ():
         tensor = reference()
-        is_made = made and (tensor is None or tensor.grad_fn is None)
+        is_made = made and (tensor is None or node_of(tensor) is None)
         if slot.outer and (is_made or (tensor is not None and id(root_of(tensor)) in roots)):
             del slots[key]
 

@@ -27,7 +27,7 @@ from nanstop.hosts.tape.tensors import SavedHooks, total
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.followed import Line
 from nanstop.numerics.nested import leaves, named_inputs
-from nanstop.numerics.tensors import by_torch_alone, is_inexact
+from nanstop.numerics.tensors import by_torch_alone, is_inexact, is_leaf
 from nanstop.own_code import is_of_library
 from nanstop.pure_code import leaves_nothing
 from nanstop.replay.rng import RngState
@@ -329,7 +329,7 @@ class TapedMicro:
         calls = self.tape.calls
         held = (c.tensor for call in calls for c in call.held(Constant))
         given = (leaf for leaf, _ in self._gives)
-        return [one for one in (*held, *given) if one.requires_grad and one.is_leaf]
+        return [one for one in (*held, *given) if one.requires_grad and is_leaf(one)]
 
     def _inputs(self) -> Iterator[tuple[str, Constant]]:
         """Yield names and tensors.

@@ -54,6 +54,21 @@ def test_a_schedule_that_is_stepped_for_each_micro_batch_runs_out(tmp_path):
     assert finding.seen.step == 2
 
 
+def test_a_schedule_that_goes_below_0_is_told_at_its_first_such_update(tmp_path):
+    made = found(tmp_path, lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 - step / 8))
+    finding = made["NS113"]
+    assert finding.title == "out of range: a schedule that goes below 0"
+    assert "-0.0013" in finding.cause
+    assert finding.seen.step == 9
+
+
+def test_a_schedule_that_ends_at_0_is_not_below_it(tmp_path):
+    rates = [1 - step / 23 for step in range(24)]
+    assert not found(
+        tmp_path, lambda o: lr_scheduler.LambdaLR(o, lambda step: rates[min(step, 23)])
+    )
+
+
 def test_a_schedule_of_0_for_good_is_told_at_once(tmp_path):
     finding = found(tmp_path, lambda o: lr_scheduler.LambdaLR(o, lambda step: step // 1000 * 0.0))
     assert finding["NS113"].cause == "its schedule gives 0 for good: no update moves anything"

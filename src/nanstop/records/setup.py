@@ -78,6 +78,8 @@ class RateFacts:
     long as its run has updates and was stepped far more rarely; else 0. ``set_at``: the line of the
     script that sets the rate, where there is no schedule and its own expression was asked.
     ``is_given``: the optimizer was made with it, and nothing was seen that sets another.
+    ``lowest``: the rate of an update that goes up its gradient, below 0, or what will be one; else
+    0.
     """
 
     num_used: int
@@ -91,6 +93,7 @@ class RateFacts:
     length: int = 0
     set_at: SourceLine | None = None
     is_given: bool = False
+    lowest: float = 0.0
 
 
 @record

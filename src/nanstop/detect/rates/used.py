@@ -111,10 +111,15 @@ class Rates:
         used.micros = max(used.micros, len(step.losses))
         if math.isfinite(rate):  # beside an infinite one every other is as good as 0
             used.highest = max(used.highest, rate)
-        is_dead = rate <= DEAD * used.highest and math.isfinite(rate)
+        is_dead = 0.0 <= rate <= DEAD * used.highest and math.isfinite(rate)
         used.num_dead = used.num_dead + 1 if is_dead else 0
         if used.told:
             return None
+        if rate < 0.0 < used.highest and math.isfinite(rate):
+            used.told = True
+            return RateFacts(
+                num_used=used.num, num_dead=0, highest=used.highest, coming=rate, lowest=rate
+            )
         least = max(LEAST_DEAD, math.ceil(DEAD_SHARE * (used.num - used.num_dead)))
         if used.num_dead == least:
             found = self._asked(optimizer, used) or _given(optimizer, used)
@@ -166,6 +171,7 @@ class Rates:
             num_micro=used.micros,
             rising=len(coming) if _is_rising(coming) else 0,
             length=_length(schedule.last_epoch, coming),
+            lowest=min(0.0, *coming),
         )
         return used.seen
 
@@ -263,10 +269,15 @@ def planned(schedule: Any, num_steps: int) -> RateFacts | None:
         return None
     used, coming = rates[:num_steps], rates[num_steps:]
     dead = 0
-    while dead < num_steps and used[-1 - dead] <= DEAD * max(used):
+    while dead < num_steps and 0.0 <= used[-1 - dead] <= DEAD * max(used):
         dead += 1
     return RateFacts(
-        num_used=num_steps, num_dead=dead, highest=max(used), coming=max(coming), planned=True
+        num_used=num_steps,
+        num_dead=dead,
+        highest=max(used),
+        coming=max(coming),
+        planned=True,
+        lowest=min(0.0, *used),
     )
 
 

@@ -14,8 +14,9 @@ published rate is out of range. A warm-up of at least as many steps as the train
 the rate that was set; one that still rises after 100,000 updates reaches it in no training that is
 published (RoBERTa's takes 30,000): where a script sets its rate by itself, its own expression is
 computed for later steps. A schedule made for 24 updates that is stepped for each of 8
-micro-batches is at its end after 3: the other 21 updates have a rate of 0 and move nothing. One
-that is made for all updates and stepped once an epoch never leaves its beginning, a warm-up as a
+micro-batches is at its end after 3: the other 21 updates have a rate of 0 and move nothing. A
+line that falls to 0 at step 1000 and is followed on is below 0 from there: each update raises the
+loss. One that is made for all updates and stepped once an epoch never leaves its beginning, a warm-up as a
 rule. Clipped to a norm c, N elements have a size of c / sqrt(N); far below the optimizer's eps the
 update is divided by eps in place of its size, and vanishes. A window longer than an epoch is cut
 short at its end. A group of 1 generation has an advantage of r - mean(r) = 0; TRL 1.16 refuses it
@@ -47,7 +48,7 @@ round(first_step(2e-1), 4)          # -0.18
    16 generations; a weight decay of 0 to 0.1. Cost: none.
 2. Measure the rate: `nanstop lr-range train.py`. Cost: about a hundred steps, thrown away.
 3. Step the schedule once an update, beside `optimizer.step()`, and make it for as many steps as
-   there are updates. Cost: none.
+   there are updates; `max(0.0, 1 - step / steps)` does not go below 0. Cost: none.
 
 ## Fix safety
 Changes training, as it is meant to.
@@ -277,7 +278,11 @@ def _schedule(facts: RunFacts) -> Iterator[Oddity]:
     rates, made = facts.rates, facts.schedule_at
     if rates is None:
         return
-    if rates.num_dead == rates.num_used:
+    if rates.lowest < 0.0:
+        effect = f"the rate comes to {rates.lowest:.2g}: updates go up the gradient from there on"
+        sure: Confidence = "certain" if made is not None else "likely"
+        yield Oddity(sure, "a schedule that goes below 0", effect, made)
+    elif rates.num_dead == rates.num_used:
         at = facts.optimizer_at if rates.is_given else made
         yield Oddity("certain", "a learning rate of 0", _never(rates), at, trains_nothing=True)
     elif rates.num_dead and rates.coming <= DEAD * rates.highest:

@@ -13,18 +13,18 @@ parameters) down to 6e-5 (175B), and fine-tuning takes a tenth of that; ten time
 published rate is out of range. A warm-up of at least as many steps as the training never reaches
 the rate that was set; one that still rises after 100,000 updates reaches it in no training that is
 published (RoBERTa's takes 30,000): where a script sets its rate by itself, its own expression is
-computed for later steps. A schedule made for 24 updates that is stepped for each of 8
-micro-batches is at its end after 3: the other 21 updates have a rate of 0 and move nothing. A
-line that falls to 0 at step 1000 and is followed on is below 0 from there: each update raises the
-loss. One that is made for all updates and stepped once an epoch never leaves its beginning, a warm-up as a
-rule. Clipped to a norm c, N elements have a size of c / sqrt(N); far below the optimizer's eps the
-update is divided by eps in place of its size, and vanishes. A window longer than an epoch is cut
-short at its end. A group of 1 generation has an advantage of r - mean(r) = 0; TRL 1.16 refuses it
-with a ValueError. The gradient of the DPO loss is a multiple of beta: 0 learns nothing, a negative
-one prefers what was rejected; a negative weight of the KL term drives the policy away. Decoupled
-weight decay takes rate x decay of each weight: 0.01 x 50 takes half of it away in one update. That
-is measured: the part of an update that points along the weights, beside what follows the gradients,
-in four looks in a row. So is an update that a script without an optimizer makes by itself, and that
+computed for later steps. A schedule made for 24 updates that is stepped for each of 8 micro-batches
+is at its end after 3: the other 21 updates have a rate of 0 and move nothing. A line that falls to
+0 at step 1000 and is followed on is below 0 from there: each update raises the loss. One that is
+made for all updates and stepped once an epoch never leaves its beginning, a warm-up as a rule.
+Clipped to a norm c, N elements have a size of c / sqrt(N); far below the optimizer's eps the update
+is divided by eps in place of its size, and vanishes. A window longer than an epoch is cut short at
+its end. A group of 1 generation has an advantage of r - mean(r) = 0; TRL 1.16 refuses it with a
+ValueError. The gradient of the DPO loss is a multiple of beta: 0 learns nothing, a negative one
+prefers what was rejected; a negative weight of the KL term drives the policy away. Decoupled weight
+decay takes rate x decay of each weight: 0.01 x 50 takes half of it away in one update. That is
+measured: the part of an update that points along the weights, beside what follows the gradients, in
+four looks in a row. So is an update that a script without an optimizer makes by itself, and that
 adds 0 to every weight, or a rate of 0 that an optimizer was made with, that no schedule has, and
 that no file of the script sets: said after three updates.
 

@@ -961,12 +961,12 @@ def test_a_number_of_a_mask_that_its_format_cannot_hold():
     assert check("NS203", held) is None
 
 
-def lookup(op="aten.embedding.default", asked=64.0):
+def lookup(op="aten.embedding.default", asked=64.0, message="index out of range in self"):
     """An operation that raised on a table of 64 rows."""
     read = (stats("float32", shape=(64, 8)), stats("int64", shape=(2, 4), absmax=asked))
     raised = event(op=op, dtype="float32", inputs=read, outputs=())
     key = FailureKey(kind="exception", phase="forward", op=op)
-    signal = Signal(source="exception", message="index out of range in self")
+    signal = Signal(source="exception", message=message)
     return evidence(localization(raised, key=key), signals=(signal,))
 
 
@@ -976,6 +976,22 @@ def test_the_table_and_the_ids_are_what_the_operation_read():
     assert found.confirmed == "`embedding` was asked for 64; what it looks in has 64 rows"
     assert check("NS502", lookup(asked=63.0)).confidence == "possible"
     assert check("NS502", lookup("aten.cat.default")) is None
+
+
+def test_a_label_that_losses_leave_out_is_no_row_that_is_missing():
+    gather, size = "aten.gather.default", 100.0
+    said = "index -100 is out of bounds for dimension 0 with size 64"
+    found = check("NS502", lookup(gather, asked=size, message=said))
+    assert found.confirmed == "`gather` was asked for -100; what it looks in has 64 rows"
+    assert "labels.clamp(min=0)" in found.usual_cure
+    labels = batch_fact("labels", minimum=-size, maximum=60.0)
+    given = lookup(asked=size)
+    given = replace(given, incident=replace(given.incident, batch=(labels,)))
+    assert "labels.clamp(min=0)" in check("NS502", given).usual_cure
+    beyond = lookup(gather, asked=size, message=said.replace("-", ""))
+    assert not check("NS502", beyond).usual_cure
+    last = lookup(asked=1.0, message="Target -1 is out of bounds.")
+    assert check("NS502", last).confirmed.startswith("`embedding` was asked for -1;")
 
 
 def test_collapse_names_the_operation_where_it_was_found():

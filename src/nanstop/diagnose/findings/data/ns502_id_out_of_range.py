@@ -63,6 +63,11 @@ _MESSAGE = re.compile(
     r"index out of range|out of bounds|device-side assert|indexSelectLargeIndex|Target -?\d+ is",
     re.IGNORECASE,
 )
+_NUMBER = re.compile(r"(?:index|Target) (-?\d+) is", re.IGNORECASE)
+_OF_IGNORED = (
+    f"{IGNORED_LABEL} marks what losses leave out, and is no id: look up labels.clamp(min=0), and "
+    "leave those places out by a mask"
+)
 _NOT_IDS = ("position", "type", "mask", "length", "cu_seqlens")
 
 
@@ -78,12 +83,14 @@ ROWS_AT = {
 """Operations that look something up by number, with the axis of what they look in; those that are
 given the axis name it by their first number.
 """
+FROM_THE_END = ("index", "_unsafe_index")
+"""Those for which -1 is the last row."""
 ALONG = ("gather", "index_select", "scatter", "scatter_add", "index_add", "index_copy")
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if an id exceeds its table, or an exception says so."""
-    facts, asked = standing(evidence), _lookup(evidence)
+    facts, (asked, wanted) = standing(evidence), _lookup(evidence)
     wrong = [problem for fact in failing_batch(evidence) if (problem := _problem(fact, facts))]
     raised = _message(evidence)
     if (not wrong and not raised) or _raised_elsewhere(evidence):
@@ -96,6 +103,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confirmed=asked,
         lines=(*wrong[1:], *_too_small(failing_batch(evidence), facts)),
         remedies=without_rows(evidence),
+        usual_cure=_OF_IGNORED if wanted == IGNORED_LABEL else "",
         where=wrong[0].split("`")[1] if wrong else "",
     )
 
@@ -106,19 +114,35 @@ def _raised_elsewhere(evidence: Evidence) -> bool:
     return event is not None and event.name not in (*ROWS_AT, *ALONG)
 
 
-def _lookup(evidence: Evidence) -> str:
-    """Return which number the operation that raised was asked for, if it is beyond its table."""
+def _lookup(evidence: Evidence) -> tuple[str, float | None]:
+    """Return in words, and as itself, which number the operation that raised was asked for, if it
+    is beyond its table.
+    """
     event = raised_op(evidence)
     if event is None or _raised_elsewhere(evidence) or len(event.inputs) < 2:
-        return ""
+        return "", None
     axis = ROWS_AT.get(event.name, int(event.scalars[0]) if event.scalars else 0)
     table, ids = event.inputs[0], event.inputs[1]
     if is_float(ids.dtype) or not -len(table.shape) <= axis < len(table.shape):
-        return ""
-    rows = table.shape[axis]
-    if ids.absmax < rows:
-        return ""
-    return f"`{event.name}` was asked for {number(ids.absmax)}; what it looks in has {rows} rows"
+        return "", None
+    rows, asked = table.shape[axis], _asked_for(evidence, ids.absmax)
+    least = -rows if event.name in FROM_THE_END else 0
+    if least <= asked < rows:
+        return "", None
+    said = f"`{event.name}` was asked for {number(asked)}; what it looks in has {rows} rows"
+    return said, asked
+
+
+def _asked_for(evidence: Evidence, largest: float) -> float:
+    """Return the number that was looked up, of which ``largest`` is the size: the message says its
+    sign, or the batch does.
+    """
+    named = _NUMBER.search(raised_message(evidence))
+    if named is not None:
+        return float(named[1])
+    batch = failing_batch(evidence)
+    is_below = any(fact.minimum == -largest for fact in batch)
+    return -largest if is_below and not any(fact.maximum == largest for fact in batch) else largest
 
 
 def _problem(fact: BatchFact, facts: RunFacts) -> str | None:

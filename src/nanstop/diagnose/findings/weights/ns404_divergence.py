@@ -5,7 +5,8 @@ An operation overflowed on finite weights and a finite batch. In the steps befor
 the gradient norm had grown, each step more than the one before, and nothing was wrong with any of
 them but their size. It is told while all is finite, too: where six of seven updates raise both, and
 the loss has come to 100,000 times what it was; and where no loss since one update has been as low
-as the highest before it, and that update had a learning rate 10 times that of those beside it.
+as the highest before it, and that update had a learning rate 10 times that of those beside it. So is a loss that has fallen
+below -1e12 and stays there: some part of it, a sign the wrong way round, has no bound below.
 
 ## Why it happens
 Gradient descent on a curvature of L multiplies the distance to the minimum by |1 - lr L| a step:
@@ -93,6 +94,7 @@ WIDE = 1e30
 """Formats that end beyond this hold whatever a training that does not run away computes."""
 BY_FAR = 1e5
 CLEARLY = 100.0
+BELOW_ALL = 1e12
 DECAY = "weight_decay"
 """The remedy."""
 USUAL_DECAY = 0.01
@@ -109,7 +111,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     training does.
     """
     if evidence.incident is None:
-        return _after_one(evidence) or _while_finite(evidence)
+        return _after_one(evidence) or _while_finite(evidence) or _without_end(evidence)
     event, output = first_bad(evidence, ANYWHERE)
     if event is None or output is None or not _is_overflow(event, output):
         return None
@@ -174,6 +176,32 @@ def _while_finite(evidence: Evidence) -> Diagnosis | None:
         usual_cure=_LESS_DECAY if decayed else "",
         where=standing(evidence).host,
         seen=Sighting(step=latest[0], phase="optimizer"),
+    ).at(source)
+
+
+def _without_end(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if the last losses of a run that has not failed are below zero, each so
+    far that no objective with a bound or a density comes there.
+    """
+    ends = (one for one in evidence.series if one.name == "loss_raw")
+    latest = next((one.values[-_RISING - 1 :] for one in ends), ())
+    if len(latest) <= _RISING or not all(-math.inf < value < -BELOW_ALL for value in latest):
+        return None
+    if _is_search(evidence):
+        return None
+    seen = [step for step, _ in series_values(evidence, "loss_raw")]
+    source = update_line(evidence) or standing(evidence).optimizer_at
+    return Diagnosis(
+        code="NS404",
+        title="the loss falls without end",
+        cause=(
+            f"it has come to {latest[-1]:.3g} and is finite; the last {len(latest)} losses are "
+            f"all below {-BELOW_ALL:.0g}: some part of it has no bound below"
+        ),
+        confidence="likely",
+        lines=("look at the sign of each part of the loss, and at what it divides by",),
+        where=standing(evidence).host,
+        seen=Sighting(step=seen[-len(latest)], phase="optimizer"),
     ).at(source)
 
 

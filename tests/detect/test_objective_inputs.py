@@ -92,6 +92,11 @@ def expected(m, b):
     return -(F.softmax(b["x"][:, :4], -1) * m(b["x"])).sum(-1).mean()
 
 
+def tagged(m, b, *, dim=1):
+    steps = m(b["x"]).reshape(2, 4, 4).log_softmax(dim)
+    return F.nll_loss(steps.flatten(0, 1), b["y"])
+
+
 def soft_labels(m, b):
     return F.cross_entropy(m(b["x"]), F.softmax(b["x"][:, :4], -1))
 
@@ -126,6 +131,9 @@ FED = [
     ("of logarithms", net(nn.Softmax(-1)), partial(divergence, is_log=True)),
     ("by its formula", net(nn.Softmax(-1)), partial(divergence, by_hand=True)),
     ("of scores", net(), divergence),
+    ("along the batch", net(nn.LogSoftmax(0)), likelihood),
+    ("along the steps", net(), tagged),
+    ("along the batch of a divergence", net(nn.LogSoftmax(0)), divergence),
 ]  # fmt: skip
 
 MEANT = [
@@ -136,6 +144,7 @@ MEANT = [
     ("aligned", net(), aligned),
     ("distilled", net(), distilled),
     ("soft labels", net(), soft_labels),
+    ("along the classes", net(), partial(tagged, dim=2)),
     ("divergence", net(nn.LogSoftmax(-1)), divergence),
     ("of logarithms", net(nn.LogSoftmax(-1)), partial(divergence, is_log=True)),
     ("by its formula", net(nn.LogSoftmax(-1)), partial(divergence, by_hand=True)),

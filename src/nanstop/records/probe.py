@@ -95,13 +95,13 @@ class ObjectiveRow:
     """What an objective read that is no logits, or no log-probabilities, whatever the weights are.
 
     ``op``: the operation that read it, of ``width`` classes. ``given``: rows that sum to 1, values
-    between 0 and 1, scores without a normalisation, one class alone, labels that are the last
-    token that each row reads, or one after the next, every pair of ``width`` outputs and targets,
-    the policy itself in the place of its reference, ``width`` values less their own mean, padding
-    of ``width`` places in that of texts, ``width`` rows and a copy of each, ``width`` labels of
-    padding, or gradients that were asked for without a graph. ``line``: FILE:LINE;
-    ``made_at``: of the lines that made what was read what it is; of copies, the names of what holds
-    them in the batch.
+    between 0 and 1, scores without a normalisation, one class alone, labels that are the last token
+    that each row reads, or one after the next, every pair of ``width`` outputs and targets, the
+    policy itself in the place of its reference, ``width`` values less their own mean, padding of
+    ``width`` places in that of texts, ``width`` rows and a copy of each, ``width`` labels of
+    padding, gradients that were asked for without a graph, or logarithms of probabilities along
+    another dimension. ``line``: FILE:LINE; ``made_at``: of the lines that made what was read what
+    it is; of copies, the names of what holds them in the batch.
     """
 
     op: str
@@ -120,6 +120,7 @@ class ObjectiveRow:
         "own_copy",
         "padded_labels",
         "unheard",
+        "across",
     ]
     width: int
     line: str = ""

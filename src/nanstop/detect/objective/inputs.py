@@ -33,12 +33,16 @@ if TYPE_CHECKING:
     from nanstop.replay.step import Step
     from nanstop.tracing.recorder import Op, Trace, Value
 
-Given = Literal["probabilities", "between_0_and_1", "scores", "one_class"]
+Given = Literal["probabilities", "between_0_and_1", "scores", "one_class", "across"]
 
 MOST_ROWS = 64
 """Rows of an operand that are read: all of them are to be alike."""
 TOLERANCE = 1e-2
 """Of a sum of probabilities: those of bfloat16 sum to 1 within it."""
+_APART, _WHOLE = 0.05, 1e-4
+"""By how much logarithms of sums are off that are none of probabilities, and of a length by how
+much it is at most.
+"""
 FAR, NEAR = 10.0, 1.0
 """Sizes by which weights are moved: nothing stays between 0 and 1 by accident."""
 _NORMALISE = frozenset({"_log_softmax", "log_softmax", "logsumexp"})
@@ -268,7 +272,18 @@ def _likelihood(values: Tensor, dim: int) -> Given | None:
     rows = _rows(values, dim)
     if _are_probabilities(rows):
         return "probabilities"
-    return "scores" if bool((rows.amax(-1) > TOLERANCE).any()) else None
+    if bool((rows.amax(-1) > TOLERANCE).any()):
+        return "scores"
+    is_off = bool((rows.logsumexp(-1).abs() > _APART).any())
+    return "across" if is_off and _are_normalised_across(values) else None
+
+
+def _are_normalised_across(values: Tensor) -> bool:
+    """Return whether logarithms are those of probabilities that sum to 1 along a dimension, in
+    whatever shape: there are as many times their sum of them as it is long, a whole number.
+    """
+    long = values.numel() / float(values.detach().exp().sum(dtype=torch.float32))
+    return round(long) > 1 and abs(long - round(long)) <= _WHOLE * long
 
 
 def _between(values: Tensor) -> Given | None:

@@ -14,19 +14,19 @@ published rate is out of range. A warm-up of at least as many steps as the train
 the rate that was set; one that still rises after 100,000 updates reaches it in no training that is
 published (RoBERTa's takes 30,000): where a script sets its rate by itself, its own expression is
 computed for later steps. A schedule made for 24 updates that is stepped for each of 8 micro-batches
-is at its end after 3: the other 21 updates have a rate of 0 and move nothing. A line that falls to
-0 at step 1000 and is followed on is below 0 from there: each update raises the loss. One that is
-made for all updates and stepped once an epoch never leaves its beginning, a warm-up as a rule.
-Clipped to a norm c, N elements have a size of c / sqrt(N); far below the optimizer's eps the update
-is divided by eps in place of its size, and vanishes. A window longer than an epoch is cut short at
-its end. A group of 1 generation has an advantage of r - mean(r) = 0; TRL 1.16 refuses it with a
-ValueError. The gradient of the DPO loss is a multiple of beta: 0 learns nothing, a negative one
-prefers what was rejected; a negative weight of the KL term drives the policy away. Decoupled weight
-decay takes rate x decay of each weight: 0.01 x 50 takes half of it away in one update. That is
-measured: the part of an update that points along the weights, beside what follows the gradients, in
-four looks in a row. So is an update that a script without an optimizer makes by itself, and that
-adds 0 to every weight, or a rate of 0 that an optimizer was made with, that no schedule has, and
-that no file of the script sets: said after three updates.
+is at its end after 3: the other 21 updates have a rate of 0 and move nothing. A line that is
+followed on below 0 raises the loss from there. One that is made for all updates and stepped once an
+epoch never leaves its beginning, a warm-up as a rule. Clipped to a norm c, N elements have a size
+of c / sqrt(N); far below the optimizer's eps the update is divided by eps in place of its size, and
+vanishes. A window longer than an epoch is cut short at its end. A group of 1 generation has an
+advantage of r - mean(r) = 0; TRL 1.16 refuses it with a ValueError. The gradient of the DPO loss is
+a multiple of beta: 0 learns nothing, a negative one prefers what was rejected; a negative weight of
+the KL term drives the policy away. Decoupled weight decay takes rate x decay of each weight: 0.01 x
+50 takes half of it away in one update. That is measured: the part of an update that points along
+the weights, beside what follows the gradients, in four looks in a row. So is an update that a
+script without an optimizer makes by itself, and that adds 0 to every weight, or a rate of 0 that an
+optimizer was made with, that no schedule has, and that no file of the script sets: said after three
+updates.
 
 ## Example
 ```python
@@ -104,9 +104,7 @@ LONGEST_WARM_UP = 100_000
 
 TIMES_PUBLISHED = 10.0
 _TWO, _FOUR, _FIVE = 2, 4, 5
-"""Looks in a row: at a rate that was none and is 0, at a decay, and at one of 0 from the start,
-which may be that of a warm-up.
-"""
+"""Looks in a row: at a rate that has become 0, at a decay, and at a rate of 0 from the start."""
 LARGEST_BETA = {"dpo": 10.0, "kto": 10.0, "grpo": 1.0, "rloo": 1.0}
 """Far above published values: 0.01 to 0.5 for the former, 0 to 0.05 for the latter."""
 
@@ -280,8 +278,7 @@ def _schedule(facts: RunFacts) -> Iterator[Oddity]:
         return
     if rates.lowest < 0.0:
         effect = f"the rate comes to {rates.lowest:.2g}: updates go up the gradient from there on"
-        sure: Confidence = "certain" if made is not None else "likely"
-        yield Oddity(sure, "a schedule that goes below 0", effect, made)
+        yield Oddity("certain" if made else "likely", "a schedule that goes below 0", effect, made)
     elif rates.num_dead == rates.num_used:
         at = facts.optimizer_at if rates.is_given else made
         yield Oddity("certain", "a learning rate of 0", _never(rates), at, trains_nothing=True)

@@ -14,11 +14,13 @@ gradient passes through two softmaxes, of which the first is saturated. A sigmoi
 0.73: no negative can be called one. `nll_loss` takes no logarithm: of probabilities it is -p,
 between -1 and 0, and of plain scores it has no lower bound, since a score may grow for ever. Nor
 does `kl_div`, of its first argument: of probabilities q it is the sum of p log(p) - p q, below 0,
-and smallest where q is 1 for the class that p has most of.
-`log_softmax` before `cross_entropy` is harmless: log-probabilities are their own log-softmax. A
-loss that is spelled by hand is known by how it answers to other numbers: what falls in step with
-scores that are raised by 1000 and by 10000 has no lower bound, and what is a + b (log(1 + exp(s)) -
-c s) as a function of one number s in the place of all scores is a binary cross entropy of logits.
+and smallest where q is 1 for the class that p has most of. A softmax along another dimension, of
+the steps or the batch in place of the classes, compares what is no alternative: its logarithms sum
+to whole numbers there, and not along the classes. `log_softmax` before `cross_entropy` is harmless:
+log-probabilities are their own log-softmax. A loss that is spelled by hand is known by how it
+answers to other numbers: what falls in step with scores that are raised by 1000 and by 10000 has no
+lower bound, and what is a + b (log(1 + exp(s)) - c s) as a function of one number s in the place of
+all scores is a binary cross entropy of logits.
 
 Labels can be the wrong thing as well. Row i of a language model has read tokens 0 to i, and is to
 be asked for token i + 1. Asked for token i it learns to repeat it, with a loss that falls to 0;
@@ -213,7 +215,8 @@ def _measured(evidence: Evidence, row: ObjectiveRow) -> Diagnosis:
 def _given(row: ObjectiveRow) -> str:
     if row.given == "every_pair":
         return "every pair of outputs and targets"
-    return "scores" if row.given == "scores" else "probabilities"
+    named = {"scores": "scores", "across": "probabilities along another dimension"}
+    return named.get(row.given, "probabilities")
 
 
 def _is_likelihood(row: ObjectiveRow) -> bool:
@@ -226,6 +229,8 @@ def _cause(row: ObjectiveRow) -> str:
         return "every value is between 0 and 1: its sigmoid is between 0.5 and 0.73"
     if row.given == "scores":
         return "no logarithm of a probability: some are above 0, and the loss has no lower bound"
+    if row.given == "across":
+        return f"rows of {row.width} do not sum to 1; numbers along another dimension do"
     if _is_likelihood(row):
         return f"rows of {row.width} sum to 1: they are no logarithms"
     least = math.log1p((row.width - 1) / math.e)
@@ -235,6 +240,8 @@ def _cause(row: ObjectiveRow) -> str:
 def _advice(row: ObjectiveRow) -> str:
     if row.given == "scores":
         return "take their log_softmax first, or use cross_entropy"
+    if row.given == "across":
+        return "take the log_softmax along the dimension of the classes"
     if _is_likelihood(row):
         return "take the logarithm: log_softmax in place of the softmax"
     kind = "sigmoid" if row.given == "between_0_and_1" else "softmax"

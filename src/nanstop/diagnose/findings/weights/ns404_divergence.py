@@ -5,8 +5,9 @@ An operation overflowed on finite weights and a finite batch. In the steps befor
 the gradient norm had grown, each step more than the one before, and nothing was wrong with any of
 them but their size. It is told while all is finite, too: where six of seven updates raise both, and
 the loss has come to 100,000 times what it was; and where no loss since one update has been as low
-as the highest before it, and that update had a learning rate 10 times that of those beside it. So is a loss that has fallen
-below -1e12 and stays there: some part of it, a sign the wrong way round, has no bound below.
+as the highest before it, and that update had a learning rate 10 times that of those beside it. So
+is a loss that has fallen below -1e12 and stays there: some part of it, a sign the wrong way round,
+has no bound below.
 
 ## Why it happens
 Gradient descent on a curvature of L multiplies the distance to the minimum by |1 - lr L| a step:
@@ -183,13 +184,12 @@ def _without_end(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the last losses of a run that has not failed are below zero, each so
     far that no objective with a bound or a density comes there.
     """
-    ends = (one for one in evidence.series if one.name == "loss_raw")
-    latest = next((one.values[-_RISING - 1 :] for one in ends), ())
+    history = series_values(evidence, "loss_raw")[-_RISING - 1 :]
+    latest = [value for _, value in history]
     if len(latest) <= _RISING or not all(-math.inf < value < -BELOW_ALL for value in latest):
         return None
     if _is_search(evidence):
         return None
-    seen = [step for step, _ in series_values(evidence, "loss_raw")]
     source = update_line(evidence) or standing(evidence).optimizer_at
     return Diagnosis(
         code="NS404",
@@ -201,7 +201,7 @@ def _without_end(evidence: Evidence) -> Diagnosis | None:
         confidence="likely",
         lines=("look at the sign of each part of the loss, and at what it divides by",),
         where=standing(evidence).host,
-        seen=Sighting(step=seen[-len(latest)], phase="optimizer"),
+        seen=Sighting(step=history[0][0], phase="optimizer"),
     ).at(source)
 
 

@@ -93,8 +93,20 @@ def expected(m, b):
 
 
 def tagged(m, b, *, dim=1):
-    steps = m(b["x"]).reshape(2, 4, 4).log_softmax(dim)
+    steps = m(b["x"]).reshape(4, 2, 4).log_softmax(dim)
     return F.nll_loss(steps.flatten(0, 1), b["y"])
+
+
+def contrast(m, b):
+    """The columns of a square are a softmax as well as its rows."""
+    rows = F.normalize(m(b["x"]), dim=-1) @ F.normalize(b["x"][:, :4], dim=-1).T * 5.0
+    own = torch.arange(len(rows))
+    return F.nll_loss(rows.log_softmax(1), own) + F.nll_loss(rows.log_softmax(0), own)
+
+
+def shifted(m, b):
+    """Log-probabilities less those of a prior, on purpose not normalised."""
+    return F.nll_loss(m(b["x"]).log_softmax(-1) - 0.3 * torch.arange(1.0, 5.0).log(), b["y"])
 
 
 def soft_labels(m, b):
@@ -145,6 +157,8 @@ MEANT = [
     ("distilled", net(), distilled),
     ("soft labels", net(), soft_labels),
     ("along the classes", net(), partial(tagged, dim=2)),
+    ("of a batch with itself", net(), contrast),
+    ("shifted", net(), shifted),
     ("divergence", net(nn.LogSoftmax(-1)), divergence),
     ("of logarithms", net(nn.LogSoftmax(-1)), partial(divergence, is_log=True)),
     ("by its formula", net(nn.LogSoftmax(-1)), partial(divergence, by_hand=True)),

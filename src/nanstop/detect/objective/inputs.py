@@ -49,6 +49,7 @@ _NORMALISE = frozenset({"_log_softmax", "log_softmax", "logsumexp"})
 _ALIGNMENTS = frozenset({"_ctc_loss", "_cudnn_ctc_loss"})
 _BINARY = "binary_cross_entropy_with_logits"
 _DIVERGENCE = "aten.kl_div"
+_PARTS = frozenset({"exp", "mul", "sub", "xlogy", _BINARY})
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "convolution", "linear"})
 _PASSES = KEEPS | {"add", "sub", "mul", "div"}
 _PICKS = frozenset({"gather", "index"})
@@ -106,13 +107,7 @@ class _Operands(LookOfSome):
     of those that are a part of a KL divergence is to be a logarithm.
     """
 
-    ops = (
-        frozenset({"exp", "mul", "sub", "xlogy", _BINARY})
-        | _NORMALISE
-        | _ALIGNMENTS
-        | _SQUASHES
-        | PICKS
-    )
+    ops = _PARTS | _NORMALISE | _ALIGNMENTS | _SQUASHES | PICKS
 
     def __init__(self, asked: Set[int] = frozenset()) -> None:
         self.odd: dict[int, Given] = {}
@@ -275,15 +270,16 @@ def _likelihood(values: Tensor, dim: int) -> Given | None:
     if bool((rows.amax(-1) > TOLERANCE).any()):
         return "scores"
     is_off = bool((rows.logsumexp(-1).abs() > _APART).any())
-    return "across" if is_off and _are_normalised_across(values) else None
+    return "across" if is_off and _are_normalised_across(values, values.shape[dim]) else None
 
 
-def _are_normalised_across(values: Tensor) -> bool:
+def _are_normalised_across(values: Tensor, classes: int) -> bool:
     """Return whether logarithms are those of probabilities that sum to 1 along a dimension, in
-    whatever shape: there are as many times their sum of them as it is long, a whole number.
+    whatever shape: there are as many times their sum of them as it is long. One of as many as there
+    are ``classes`` may be meant: a contrast of a batch with itself goes both ways.
     """
     long = values.numel() / float(values.detach().exp().sum(dtype=torch.float32))
-    return round(long) > 1 and abs(long - round(long)) <= _WHOLE * long
+    return round(long) not in (1, classes) and abs(long - round(long)) <= _WHOLE * long
 
 
 def _between(values: Tensor) -> Given | None:

@@ -495,6 +495,16 @@ def test_the_failing_operation_of_a_line_in_float32(old, new):
 TAUGHT = body("q = torch.softmax(x, -1)\nreturn (y * (y.log() - q.log())).sum()")
 
 
+def test_of_two_divisions_each_may_be_the_one():
+    line = "return 1 - 0.5 * (x / y).sum() / y.sum()"
+    guard = Atom(remedy="form", target="x.py:7", value="guarded")
+    proof = Proof(incident="0000", verdict="proven", minimal=(guard,))
+    codes = [code.files[0].after for code in codes_of(proof, None, {"x.py": body(line)}.get)]
+    assert len(codes) == 2
+    assert "(x / y).sum() / divisor.masked_fill(" in codes[0]
+    assert "(x / y.masked_fill(y == 0, 1)).sum() / y.sum()" in codes[1]
+
+
 def test_what_is_computed_in_log_space_is_not_guarded_as_well():
     guard = Atom(remedy="form", target="x.py:8", value="guarded:log")
     stable = Atom(remedy="stable_form", target="x.py:8", value="log_space")

@@ -135,6 +135,9 @@ MASKED = "masked"
 """A guarded form that is typed element by element, where a shorter code gives another value or
 another gradient at what is left out.
 """
+INNERMOST = "innermost"
+"""A guarded form that is typed where no other operation of its kind stands within: which of several
+fails is not known."""
 NUMBERED = ("finite_fill", "finite_constant")
 """Forms whose value is a number in place of one that is not finite."""
 FINITE = {"1e4": "2e4", "0": "1"}

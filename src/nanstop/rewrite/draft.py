@@ -32,6 +32,8 @@ class Draft:
     """Whether it has made Inf: then it did not divide 0 by 0."""
     masked: bool = False
     """Whether what has no value is left out element by element."""
+    innermost: bool = False
+    """Whether of operations that stand within each other the inner ones are rewritten."""
     by_number: bool = False
     """Whether what it divides by is a number of Python's."""
     lines: list[str] = field(default_factory=list[str])

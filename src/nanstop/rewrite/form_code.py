@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, product
 
 from nanstop.records import Atom, OpEvent, Proof
-from nanstop.records.remedies import FORMS, GUARDED, MASKED, form_of
+from nanstop.records.remedies import FORMS, GUARDED, INNERMOST, MASKED, form_of
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.guarded import rewrite_guarded, rewrite_held
@@ -80,14 +80,15 @@ def forms_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
 
 
 def ways_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
-    """Return ``forms_at``, and then those that can be typed in a longer way as well: of every
-    operation of the line where one is known to fail, or element by element.
+    """Return ``forms_at``, and then those that can be typed in another way as well: of every
+    operation of the line where one is known to fail, of one within another, or element by element.
     """
     forms = forms_at(proof, atom)
     guards = [one for one in forms if one.remedy == "form"]
     whole = (replace(one, value=GUARDED) for one in guards if form_of(one)[1])
+    inner = (replace(one, value=INNERMOST) for one in guards)
     masked = (replace(one, value=MASKED) for one in guards)
-    return (*forms, *whole, *masked)
+    return (*forms, *whole, *inner, *masked)
 
 
 def _is_among(
@@ -126,7 +127,7 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
     for place in (statement, *(source.readers_of(statement) if stable else ())):
         draft = Draft(source, place, dtype=_format(event), counted=_divides_by_count(event))
         draft.by_number = event is not None and event.name == "div" and event.divisor is None
-        draft.masked = atom.value == MASKED
+        draft.masked, draft.innermost = atom.value == MASKED, atom.value == INNERMOST
         draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
         try:
             if _rewritten(draft, atom, _name(event) or form_of(atom)[1]):

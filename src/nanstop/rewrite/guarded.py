@@ -38,6 +38,8 @@ def rewrite_guarded(draft: Draft, op: str = "") -> bool:
     """
     found = list(_operations(draft))
     named = [one for one in found if one.name in _SPELLINGS.get(op, (op,))] if op else found
+    if draft.innermost:
+        named = [one for one in named if not _holds(one, named)]
     done, taken = False, list[ast.AST]()
     if op and _are_nested(named) and all(_is_clamped(one) for one in named):
         draft.edits += [edit for one in named for edit in _clamp(draft, one)]
@@ -170,9 +172,13 @@ def _least(draft: Draft, operand: ast.expr) -> str:
 
 def _are_nested(named: Collection[Operation]) -> bool:
     """Return whether one operation stands within another: which of them fails is not known."""
+    return any(_holds(one, named) for one in named)
+
+
+def _holds(outer: Operation, named: Collection[Operation]) -> bool:
+    """Return whether one of some operations stands within another one."""
     nodes = {id(one.node) for one in named}
-    inner = (node for one in named for node in ast.walk(one.node) if node is not one.node)
-    return any(id(node) in nodes for node in inner)
+    return any(id(node) in nodes for node in ast.walk(outer.node) if node is not outer.node)
 
 
 def _is_clamped(found: Operation) -> bool:

@@ -658,6 +658,52 @@ def test_a_failure_of_one_of_two_models_is_its_own(script):
     assert all(w.isfinite().all() for w in weights(ending, "maker", "judge"))
 
 
+JUDGED_BEFORE = (
+    HEAD
+    + """
+maker = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Dropout(0.1), nn.Linear(8, 4))
+judge = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+of_maker = torch.optim.Adam(maker.parameters(), 1e-2)
+of_judge = torch.optim.Adam(judge.parameters(), 1e-2)
+for step in range(4):
+    judge.zero_grad()
+    F.softplus(-judge(torch.randn(8, 4))).mean().backward()
+    noise, other = torch.randn(8, 4), torch.randn(8, 4)
+    if step == 2 and BAD:
+        other[3] = noise[3]
+    fake, second = maker(noise).tanh(), maker(other).tanh()
+    F.softplus(judge(fake.detach())).mean().backward()
+    of_judge.step()
+    maker.zero_grad()
+    if MOVES and step == 2:
+        with torch.no_grad():
+            maker[0].bias.add_(0.1)
+    apart = (fake - second).abs().sum(1)
+    loss = F.softplus(-judge(fake)).mean() + 1e-3 * ((noise - other).norm(dim=1) / apart).mean()
+    loss.backward()
+    of_maker.step()
+"""
+)
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_loss_of_what_was_made_before_an_update_of_another_model(script, moves):
+    plain = script(JUDGED_BEFORE, BAD=False, MOVES=moves)
+    session = ReplayingSession()
+    watched = script(JUDGED_BEFORE, session, BAD=False, MOVES=moves)
+    assert same(weights(plain, "maker", "judge"), weights(watched, "maker", "judge"))
+    assert not session.steps
+    ending = script(JUDGED_BEFORE.replace("nn.Dropout(0.1), ", ""), session, BAD=True, MOVES=moves)
+    assert session.steps == [2]
+    assert all(w.isfinite().all() for w in weights(ending, "maker", "judge"))
+    if moves:  # what made it is no more what it was
+        assert not session.found
+        return
+    (found,) = session.found
+    assert (found.fidelity, found.op) == ("bitwise", "aten.div.Tensor")
+    assert found.line.startswith("loss = F.softplus(-judge(fake))")
+
+
 def test_encoder_and_decoder_called_one_after_the_other(script):
     source = (
         HEAD

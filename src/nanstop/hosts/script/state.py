@@ -25,7 +25,6 @@ from nanstop.hosts.script.window import (
     RootSearch,
     ScriptWindow,
     device_of,
-    inner_module,
     models_in,
     read_by,
 )
@@ -86,6 +85,7 @@ class LoopState:
         self._early: Tape | None = None
         self._marks = WeightMarks()
         self._left = LeftBehind(num_searches=8)
+        self._left.on_model = lambda module: self.begin_window().add(module, self.buffers)
         self.rng = RngNotes()
         self._exchangers = Exchangers()
 
@@ -283,13 +283,7 @@ class LoopState:
             self.drop()
         self.evaluations.clear()
         module = self._exchangers.of(module)
-        window, inner = self.begin_window(), inner_module(module)
-        window.called[id(inner)] = module
-        if id(inner) not in window.roots:
-            window.roots[id(inner)] = inner
-            noted = self.buffers.add(inner)
-            if all(notes is not noted[0] for notes, _ in window.start):
-                window.start.append(noted)
+        self.begin_window().add(module, self.buffers)
         if self.micro is None or self.micro.loss is not None:
             if self.micro is not None:
                 self.drop()
@@ -356,8 +350,8 @@ class LoopState:
         return tape
 
     def _new_tape(self, device: str) -> Tape:
-        tape = Tape(device, self.on_error)
-        tape.on_number, tape.on_write, tape.left = self.on_number, self._keep, self._left
+        tape = Tape(device, self.on_error, self._left)
+        tape.on_number, tape.on_write = self.on_number, self._keep
         tape.cuts = Cuts() if self.by_hand else None
         return tape
 
@@ -377,6 +371,7 @@ class LoopState:
         _log.warning("nanstop: this loop is not watched any more (%s)", reason)
         self.on_left(reason)
         self._is_left = True
+        self._left.forget()
         self.drop()
 
     def keep(self, micro: Micro) -> None:
@@ -384,6 +379,8 @@ class LoopState:
             self.window.micros = [UnseenMicro(f"the window has more than {MAX_MICROS} backwards")]
             self.window.clips = []
         self.window.micros.append(micro)
+        if isinstance(micro, TapedMicro) and not self.by_hand:
+            self._left.closed(micro.tape)
 
     @contextmanager
     def inside_backward(self) -> Iterator[None]:

@@ -161,6 +161,16 @@ class ScriptWindow:
     gradients: list[Any] | None = None
     is_rewritten: bool = False
 
+    def add(self, module: nn.Module, buffers: BufferGroup) -> None:
+        """Have a model be one that is called in it, and follow its buffers."""
+        inner = inner_module(module)
+        self.called[id(inner)] = module
+        if id(inner) not in self.roots:
+            self.roots[id(inner)] = inner
+            noted = buffers.add(inner)
+            if all(notes is not noted[0] for notes, _ in self.start):
+                self.start.append(noted)
+
     def is_bad(self, norm: Tensor | None, parameters: Sequence[Tensor]) -> bool:
         """Return whether a loss or a gradient of ``parameters`` is not finite: the norm of finite
         ones may be infinite. Synchronises the device.

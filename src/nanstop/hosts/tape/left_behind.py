@@ -1,18 +1,24 @@
-"""Tensors that a model leaves in attributes of its modules, where a loss reads them: the auxiliary
-loss of a router, say.
+"""Tensors that a loss reads and that no call of its own tape has returned: what a model leaves in
+attributes of its modules (the auxiliary loss of a router), and what was made before the last
+backward (a generator's samples, which were judged before its own loss reads them).
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from nanstop.hosts.tape.tape_calls import Left, TapedCall, left_in
+from nanstop.hosts.tape.needed_calls import calls_for
+from nanstop.hosts.tape.tape_calls import Left, Slot, TapedCall, left_in
+from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.numerics.nested import leaves
+
+if TYPE_CHECKING:
+    from nanstop.hosts.tape.tape import Tape
 
 _Place = tuple[weakref.ref[nn.Module], weakref.ref[nn.Module], str, int | None]
 """A called model, one of its modules, an attribute of that, and a place in it if it is a list."""
@@ -23,19 +29,61 @@ _MOST = 256
 
 class LeftBehind:
     """Where models of a run leave such tensors. ``num_searches``: how many tensors that nobody has
-    left it looks for; where one was found once it looks first.
+    left it looks for; where one was found once it looks first. ``on_model`` is told of a model that
+    an earlier tape has called, ``num_slots``: of that tape.
     """
 
     def __init__(self, num_searches: int = 0) -> None:
+        self.on_model: Callable[[nn.Module], object] = lambda _: None
+        self.num_slots = 0
         self._num_searches = num_searches
         self._places: list[_Place] = []
+        self._earlier: tuple[Tape, dict[int, Any]] | None = None
+        self._marks = WeightMarks()
 
-    def stand_in(self, tensor: Tensor, calls: Sequence[TapedCall]) -> Left | None:
-        """Return what stands for a tensor that the last call of a model may have left behind; None
-        where no module holds it. Walks through the models only for a tensor that is not found.
+    def closed(self, tape: Tape) -> None:
+        """Note that a backward has ended the micro-batch of a tape: later ones begin where its
+        slots end, and may read what its calls have returned as long as their models are as now.
         """
-        made = {id(c.function): c for c in calls if c.rng is not None and c.count}
-        return self._known(tensor, made) or self._searched(tensor, made)
+        models = {id(one): one for one in map(_model_of, tape.calls) if one is not None}
+        marks = {key: self._marks.of([one]) for key, one in models.items()}
+        self._earlier, self.num_slots = (tape, marks), tape.count
+
+    def forget(self) -> None:
+        """Let go of the earlier tape."""
+        self._earlier = None
+
+    def stand_in(self, tensor: Tensor, tape: Tape) -> tuple[Left | Slot, Slot] | None:
+        """Return what stands for a tensor that an earlier tape has made or that the last call of a
+        model may have left behind, and the slot that it hangs on; None where no module holds it.
+        Walks through the models only for a tensor that is not found.
+        """
+        slot = self._taken_over(tensor, tape)
+        if slot is not None:
+            return slot, slot
+        made = {id(c.function): c for c in tape.calls if c.rng is not None and c.count}
+        left = self._known(tensor, made) or self._searched(tensor, made)
+        return (left, Slot(left.slot)) if left is not None else None
+
+    def _taken_over(self, tensor: Tensor, tape: Tape) -> Slot | None:
+        """Return the slot of a tensor of the earlier tape, whose calls for it ``tape`` gets."""
+        earlier, marks = self._earlier or (tape, {})
+        slot = earlier.slot(tensor)
+        if earlier is tape or slot is None or earlier.problem or slot >= tape.begin:
+            return None
+        end = next((n for n, c in enumerate(earlier.calls, 1) if slot in c.results), 0)
+        needed = {id(c) for c in calls_for([slot], earlier.calls[:end], 0, delivered={})}
+        models = [_model_of(call) for call in earlier.calls if id(call) in needed]
+        if any(one is not None and self._marks.of([one]) != marks[id(one)] for one in models):
+            return None
+        own = [call for call in tape.calls if call.first >= tape.begin]
+        needed |= {id(call) for call in tape.calls}
+        tape.calls[:] = [*(call for call in earlier.calls if id(call) in needed), *own]
+        for model in models:
+            if model is not None:
+                self.on_model(model)
+        tape.slots[id(tensor)] = weakref.ref(tensor), Slot(slot)
+        return Slot(slot)
 
     def _known(self, tensor: Tensor, made: dict[int, TapedCall]) -> Left | None:
         for model, module, name, place in self._places:
@@ -54,6 +102,11 @@ class LeftBehind:
             return None
         self._places.append(found)
         return self._known(tensor, made)
+
+
+def _model_of(call: TapedCall) -> nn.Module | None:
+    function: object = call.function
+    return function if call.rng is not None and isinstance(function, nn.Module) else None
 
 
 def _places_in(model: nn.Module, tensor: Tensor) -> Iterator[_Place]:

@@ -52,9 +52,8 @@ from nanstop.tracing.places import user_frame
 __tracebackhide__ = passes_through
 
 MAX_CALLS = 4096
-"""Length at which a tape is given up:
-a loop that never calls ``backward`` must not fill the memory.
-"""
+"""Length at which a tape ends: a loop that never calls ``backward`` must not fill the memory."""
+_Told = Callable[[Exception], None]
 TapedOperand = tuple[Tensor, int, Slot | None]
 """A tensor among a call's arguments, its version before the call, its slot if it has one."""
 
@@ -73,16 +72,17 @@ class Tape(PassingMode):
     reads before the first model call and that is not finite, with the slot of what it reads,
     ``on_write`` of a tensor that is about to be written in place. ``losses``: slots of what is
     to be replayed, ``asked``: of gradients. ``cuts``: see ``Cuts``. ``refused``: see
-    ``ends_refused``. ``problem``: why it records no more.
+    ``ends_refused``. ``problem``: why it records no more. Its slots are those from ``begin`` to
+    ``count``.
     """
 
-    def __init__(self, device: str, on_error: Callable[[Exception], None]) -> None:
+    def __init__(self, device: str, on_error: _Told, left: LeftBehind | None = None) -> None:
         super().__init__()
         self.device = device
         self.on_error = on_error
         self.on_number: Callable[[float, int | None], None] = lambda *_: None
         self.on_write: Callable[[Tensor], None] | None = None
-        self.left = LeftBehind()
+        self.left = left or LeftBehind()
         self.unrepeated = Unrepeated()
         self.num_ops = self.num_outer = self.num_passed = 0
         self.takes_outer = True
@@ -92,8 +92,8 @@ class Tape(PassingMode):
         self.refused: TapedCall | None = None
         self.calls: list[TapedCall] = []
         self.problem = ""
-        self._slots: dict[int, tuple[weakref.ref[Tensor], Slot]] = {}
-        self._count = 0
+        self.slots: dict[int, tuple[weakref.ref[Tensor], Slot]] = {}
+        self.count = self.begin = self.left.num_slots
         self._first_of_model: int | None = None
         self._numbers = Numbers()
         self._held, self._lent = HeldData(), Lent()
@@ -102,7 +102,7 @@ class Tape(PassingMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in GRADIENTS and id(args[0]) not in self._slots:
+        if func in GRADIENTS and id(args[0]) not in self.slots:
             self.num_passed += 1
             return func(*args, **kwargs)
         if is_in_place(getattr(func, "__name__", "")):
@@ -189,12 +189,12 @@ class Tape(PassingMode):
         if not (is_filled and self._held.takes([root], again=True)):
             return
         state, grad = autocast_state(self.device), torch.is_grad_enabled()
-        for tensor, function, args in self._lent.calls(root, written, self._slots):
-            one = TapedCall(function, args, {}, state, grad, None, None, self._count, count=1)
+        for tensor, function, args in self._lent.calls(root, written, self.slots):
+            one = TapedCall(function, args, {}, state, grad, None, None, self.count, count=1)
             self.calls.append(one)
-            self._slots[id(tensor)] = weakref.ref(tensor), Slot(self._count)
-            self._lent.note(tensor, self._count)
-            self._count += 1
+            self.slots[id(tensor)] = weakref.ref(tensor), Slot(self.count)
+            self._lent.note(tensor, self.count)
+            self.count += 1
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return a number that is read before a model call, and tell of one that is not finite."""
@@ -222,7 +222,7 @@ class Tape(PassingMode):
         """
         operands: list[TapedOperand] = []
         if rng is not None and self._first_of_model is None:
-            self._first_of_model = self._count
+            self._first_of_model = self.count
         # Not `or`: a module may have a length of its own, which is 0 or which raises.
         repeated = function if recorded is None else recorded
         call = self._before(repeated, args, kwargs, operands, always=always)
@@ -280,11 +280,11 @@ class Tape(PassingMode):
 
     def slot(self, tensor: Any) -> int | None:
         """Return the slot of a tensor that a recorded call returned, else None."""
-        known = self._slots.get(id(tensor))
+        known = self.slots.get(id(tensor))
         return known[1].index if known is not None and known[0]() is tensor else None
 
     def _is_of_model(self, tensor: Tensor) -> bool:
-        known = self._slots.get(id(tensor))
+        known = self.slots.get(id(tensor))
         return known is not None and not known[1].outer and known[0]() is tensor
 
     def _may_hold(self, function: Any, operands: list[TapedOperand]) -> bool:
@@ -304,7 +304,7 @@ class Tape(PassingMode):
         grad, frame = torch.is_grad_enabled(), user_frame()
         line = None if frame is None else (frame.f_code, frame.f_lineno)
         state = autocast_state(self.device)
-        call = TapedCall(function, *noted, state, grad, line, None, self._count, outer=outer)
+        call = TapedCall(function, *noted, state, grad, line, None, self.count, outer=outer)
         call.instruction, call.hooks = -1 if frame is None else frame.f_lasti, saved_hooks()
         if len(self.calls) < MAX_CALLS:
             self.calls.append(call)  # before the call: one that raises is repeated, too
@@ -326,12 +326,12 @@ class Tape(PassingMode):
                 call.foreign = "the loss changes in place a tensor from outside the iteration"
         for tensor in (result,) if isinstance(result, Tensor) else tensors(result):
             if not (call.foreign and is_leaf(tensor) and tensor.requires_grad):  # an updated weight
-                self._slots[id(tensor)] = weakref.ref(tensor), Slot(self._count, call.outer)
-                self._lent.note(tensor, self._count)
-            self._count += 1
+                self.slots[id(tensor)] = weakref.ref(tensor), Slot(self.count, call.outer)
+                self._lent.note(tensor, self.count)
+            self.count += 1
         if self.unrepeated.made and any(one.unrepeated for one in call.held(Constant)):
             self.unrepeated.note(result)
-        call.count = self._count - call.first
+        call.count = self.count - call.first
         call.scalar = isinstance(result, Tensor) and result.dim() == 0
 
     def _prepares(self, operands: list[TapedOperand], result: Any) -> bool:
@@ -343,7 +343,7 @@ class Tape(PassingMode):
         if any(node_of(tensor) is not None for tensor in written):
             return False
         is_stale = not all(map(is_kept, written))  # else the calls have copies of the old values
-        forget_written(self._slots, written, parts=self.has_model, made=is_stale)
+        forget_written(self.slots, written, parts=self.has_model, made=is_stale)
         return bool(written) or any(result is tensor for tensor, _, _ in operands)
 
     def _note(self, value: Any, operands: list[TapedOperand]) -> Any:
@@ -351,7 +351,7 @@ class Tape(PassingMode):
         ``operands``.
         """
         if isinstance(value, Tensor):
-            known = self._slots.get(id(value))
+            known = self.slots.get(id(value))
             slot = known[1] if known is not None and known[0]() is value else None
             operands.append((value, version(value), slot))
             first = self._first_of_model
@@ -364,10 +364,11 @@ class Tape(PassingMode):
                 return slot
             # Whoever holds a tensor holds its graph: of one with a history only the fact is kept.
             if node_of(value) is not None:
-                left = self.left.stand_in(value, self.calls)
-                if left is not None:
-                    operands[-1] = (value, version(value), Slot(left.slot))
-                return left or (HISTORY if self.cuts is None else self.cuts.of(value))
+                found = self.left.stand_in(value, self)
+                if found is not None:
+                    operands[-1] = (value, version(value), found[1])
+                    return found[0]
+                return HISTORY if self.cuts is None else self.cuts.of(value)
             origin = slot.index if slot is not None and not trains else None
             self._given.add(id(root_of(value)))
             return Constant(value, operands[-1][1], origin, value in self.unrepeated)

@@ -1,6 +1,4 @@
-"""The same function where it has a value, and one where it had none: 0 by a count of 0, the root
-at 0.
-"""
+"""The same function where it has a value, and one where it had none: 0 by 0, the root at 0."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ def rewrite_guarded(draft: Draft, op: str = "") -> bool:
     if draft.innermost:
         named = [one for one in named if not _holds(one, named)]
     done, taken = False, list[ast.AST]()
-    if op and _are_nested(named) and all(_is_clamped(one) for one in named):
+    if op and any(_holds(one, named) for one in named) and all(_is_clamped(one) for one in named):
         draft.edits += [edit for one in named for edit in _clamp(draft, one)]
         return True
     for one in named:
@@ -168,11 +166,6 @@ def _least(draft: Draft, operand: ast.expr) -> str:
     if draft.counted:
         return "1"
     return draft.tiny(draft.source.segment(operand) if is_cheap(operand) else "")
-
-
-def _are_nested(named: Collection[Operation]) -> bool:
-    """Return whether one operation stands within another: which of them fails is not known."""
-    return any(_holds(one, named) for one in named)
 
 
 def _holds(outer: Operation, named: Collection[Operation]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -17,14 +17,25 @@ from nanstop.hosts.tape.tape_calls import Left, Slot, TapedCall, left_in
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.numerics.nested import leaves
 
-if TYPE_CHECKING:
-    from nanstop.hosts.tape.tape import Tape
-
 _Place = tuple[weakref.ref[nn.Module], weakref.ref[nn.Module], str, int | None]
 """A called model, one of its modules, an attribute of that, and a place in it if it is a list."""
 
 _MOST = 256
 """Entries of a list that are looked at, and places that are kept: a list may grow for ever."""
+
+
+class Recorded(Protocol):
+    """What a ``Tape`` has recorded: its calls, and the slots of what they have returned, from
+    ``begin`` to ``count``.
+    """
+
+    calls: list[TapedCall]
+    slots: dict[int, tuple[weakref.ref[Tensor], Slot]]
+    begin: int
+    count: int
+    problem: str
+
+    def slot(self, tensor: Any) -> int | None: ...
 
 
 class LeftBehind:
@@ -38,10 +49,10 @@ class LeftBehind:
         self.num_slots = 0
         self._num_searches = num_searches
         self._places: list[_Place] = []
-        self._earlier: tuple[Tape, dict[int, Any]] | None = None
+        self._earlier: tuple[Recorded, dict[int, Any]] | None = None
         self._marks = WeightMarks()
 
-    def closed(self, tape: Tape) -> None:
+    def closed(self, tape: Recorded) -> None:
         """Note that a backward has ended the micro-batch of a tape: later ones begin where its
         slots end, and may read what its calls have returned as long as their models are as now.
         """
@@ -53,7 +64,7 @@ class LeftBehind:
         """Let go of the earlier tape."""
         self._earlier = None
 
-    def stand_in(self, tensor: Tensor, tape: Tape) -> tuple[Left | Slot, Slot] | None:
+    def stand_in(self, tensor: Tensor, tape: Recorded) -> tuple[Left | Slot, Slot] | None:
         """Return what stands for a tensor that an earlier tape has made or that the last call of a
         model may have left behind, and the slot that it hangs on; None where no module holds it.
         Walks through the models only for a tensor that is not found.
@@ -65,7 +76,7 @@ class LeftBehind:
         left = self._known(tensor, made) or self._searched(tensor, made)
         return (left, Slot(left.slot)) if left is not None else None
 
-    def _taken_over(self, tensor: Tensor, tape: Tape) -> Slot | None:
+    def _taken_over(self, tensor: Tensor, tape: Recorded) -> Slot | None:
         """Return the slot of a tensor of the earlier tape, whose calls for it ``tape`` gets."""
         earlier, marks = self._earlier or (tape, {})
         slot = earlier.slot(tensor)

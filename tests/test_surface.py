@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "999de1fc2eff7a90")
+REPORT_FORM = (1, "792a3f2c29875563")
 
 
 def test_names():

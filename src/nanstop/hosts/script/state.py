@@ -379,7 +379,8 @@ class LoopState:
             self.window.micros = [UnseenMicro(f"the window has more than {MAX_MICROS} backwards")]
             self.window.clips = []
         self.window.micros.append(micro)
-        if isinstance(micro, TapedMicro) and not self.by_hand:
+        # One model's own samples are read before its update, or never again.
+        if len(self.window.roots) > 1 and isinstance(micro, TapedMicro) and not self.by_hand:
             self._left.closed(micro.tape)
 
     @contextmanager

@@ -132,28 +132,6 @@ def in_float64(tensor: Tensor) -> Tensor:
     return (tensor if has_float64(tensor.device) else tensor.cpu()).double()
 
 
-def is_leaf(tensor: Tensor) -> bool:
-    """Return whether a tensor is a leaf of the graph.
-
-    A view that was made under ``no_grad`` is none once its memory was written to: torch refuses to
-    say then (https://github.com/pytorch/pytorch/issues/11390).
-    """
-    try:
-        return tensor.is_leaf
-    except RuntimeError:
-        return False
-
-
-def node_of(tensor: Tensor) -> Any:
-    """Return the node of the graph that has made a tensor; None where none has, or torch refuses to
-    say (``is_leaf``).
-    """
-    try:
-        return tensor.grad_fn
-    except RuntimeError:
-        return None
-
-
 def is_plain(tensor: Tensor) -> bool:
     """Return whether a tensor is dense, strided, on a real device, and known by its address.
 

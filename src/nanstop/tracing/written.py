@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nanstop.numerics.tensors import is_leaf
+from nanstop.numerics.graph import is_leaf
 from nanstop.own_code import is_library
 from nanstop.records import SourceLine
 from nanstop.rewrite.source import LOOPS, nodes_around

@@ -128,7 +128,17 @@ def padded_with_the_end(fixed):
     return labels.tolist() == [[5, 1, -100]]
 
 
-FIXES.plant("NS118", 7)(padded_with_the_end)
+FIXES.plant("NS118", 8)(padded_with_the_end)
+
+
+@FIXES.plant("NS118", 7)
+def a_penalty_with_a_graph(fixed):
+    """The derivative of w x by x is w, and that of its square's mean by w is 2 w / 3."""
+    weight, x = torch.tensor([1.0, -2.0, 0.5], requires_grad=True), HEALTHY.clone().requires_grad_()
+    (asked,) = torch.autograd.grad((x @ weight).sum(), x, create_graph=fixed)
+    penalty = asked.square().mean() + 0.0 * weight.sum()
+    (gradient,) = torch.autograd.grad(penalty, weight)
+    return close(gradient, 2.0 * weight.detach() / 3.0)
 
 
 # NS701 - rewards that teach nothing

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.detect.standstill import noises
-from nanstop.numerics.tensors import is_leaf
+from nanstop.numerics.graph import is_leaf
 from nanstop.records import ObjectiveRow, op_name
 from nanstop.replay.step import gradients_of
 from nanstop.replay.untouched import TensorMemory, address

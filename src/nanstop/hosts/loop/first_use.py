@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.hosts.patch_table import Table
-from nanstop.numerics.tensors import is_leaf
+from nanstop.numerics.graph import is_leaf
 from nanstop.own_code import is_library
 from nanstop.replay.function_modes import OwnMode, put_on, take_off
 from nanstop.tracebacks import passes_through

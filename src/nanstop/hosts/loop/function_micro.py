@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from nanstop.measure.followed import Line
-from nanstop.numerics.tensors import is_leaf, tensors, version
+from nanstop.numerics.graph import is_leaf
+from nanstop.numerics.tensors import tensors, version
 from nanstop.own_code import is_of_library
 from nanstop.replay.rng import RngState
 from nanstop.replay.step import Batch

@@ -43,7 +43,8 @@ from nanstop.hosts.tape.tape_functions import (
 )
 from nanstop.hosts.tape.tensors import autocast_state, saved_hooks
 from nanstop.hosts.tape.unrepeated import Unrepeated
-from nanstop.numerics.tensors import by_torch_alone, is_in_place, is_leaf, node_of, tensors, version
+from nanstop.numerics.graph import is_leaf, node_of
+from nanstop.numerics.tensors import by_torch_alone, is_in_place, tensors, version
 from nanstop.replay.function_modes import PassingMode, is_on
 from nanstop.replay.rng import RngState
 from nanstop.tracebacks import passes_through

@@ -20,8 +20,9 @@ from nanstop.errors import NanstopError
 from nanstop.frozen import frozen
 from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tensors import Autocast, SavedHooks, in_autocast, in_hooks
+from nanstop.numerics.graph import is_leaf, node_of
 from nanstop.numerics.nested import leaves, mapped
-from nanstop.numerics.tensors import has_bad, is_leaf, node_of, tensors, version
+from nanstop.numerics.tensors import has_bad, tensors, version
 from nanstop.own_code import is_wrapper
 from nanstop.replay.rng import RngState, restore_rng
 from nanstop.rewrite.source import span_at, spelled

@@ -26,8 +26,9 @@ from nanstop.hosts.tape.tape_calls import (
 from nanstop.hosts.tape.tensors import SavedHooks, total
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.followed import Line
+from nanstop.numerics.graph import is_leaf
 from nanstop.numerics.nested import leaves, named_inputs
-from nanstop.numerics.tensors import by_torch_alone, is_inexact, is_leaf
+from nanstop.numerics.tensors import by_torch_alone, is_inexact
 from nanstop.own_code import is_of_library
 from nanstop.pure_code import leaves_nothing
 from nanstop.replay.rng import RngState

@@ -158,9 +158,14 @@ class _Aliases:
     """
 
     def __init__(self) -> None:
-        self._is_on = False
+        self.is_on = False
         self._read: list[tuple[Tensor, Tensor]] = []
         self._kept: list[tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]] = []
+
+    @property
+    def are_any(self) -> bool:
+        """Whether there is an alias to ask about."""
+        return bool(self._read or self._kept)
 
     def forget(self) -> None:
         """Know of no alias any more."""
@@ -170,13 +175,13 @@ class _Aliases:
         """Note what is read from now on."""
         if "data" not in vars(nn.Parameter):
             cast("Any", nn.Parameter).data = property(self._seen, _DATA.__set__)
-            self._is_on = True
+            self.is_on = True
 
     def stop(self) -> None:
         """Note nothing any more."""
-        if self._is_on:
+        if self.is_on:
             del nn.Parameter.data
-            self._is_on = False
+            self.is_on = False
 
     def _seen(self, weight: Tensor) -> Tensor:
         alias = _DATA.__get__(weight)
@@ -251,7 +256,8 @@ class CallbackWrites:
         try:
             return call(event, *args, **kwargs)
         finally:
-            self._aliases.stop()  # a method may have raised
+            if self._aliases.is_on:  # a method has raised
+                self._aliases.stop()
             plain[:] = list.__iter__(marked)  # one may have been added, or taken out
             handler.callbacks = plain
 
@@ -274,7 +280,8 @@ class CallbackWrites:
     def called(self, callback: Any, event: str, before: _Marks | None) -> None:
         """Note what a method of a callback has written: what is marked otherwise ``before`` it."""
         self._aliases.stop()
-        now, written = self.marks(), self._aliases.written()
+        now = self.marks()
+        written = self._aliases.written() if self._aliases.are_any else ()
         if before is None or now is None or not (written or now != before):
             return
         line = _own_method(type(callback), event)

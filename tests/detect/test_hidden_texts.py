@@ -53,6 +53,17 @@ class Encoder(nn.Module):
         return self.head(h + self.attention(h, h, h, key_padding_mask=hidden)[0])
 
 
+class Normed(Reader):
+    """Ends with a norm, which gives what its backward reads as well."""
+
+    def __init__(self):
+        super().__init__(16)
+        self.last, self.read = nn.LayerNorm(16), nn.Linear(16, 2)
+
+    def forward(self, ids, seen):
+        return self.last(super().forward(ids, seen))
+
+
 def classified(states, b):
     return F.cross_entropy(states, b["y"])
 
@@ -189,3 +200,20 @@ def test_what_is_read_as_it_is_meant_is_left_in_peace(loss, model, left):
 
 def given(loss, model, **options):
     return at_once(FnStep(model, loss, [texts(**options)]))["objective"]
+
+
+def test_a_look_whose_runs_come_to_no_end_says_nothing_of_the_others(monkeypatch):
+    def refused(*_):
+        raise RuntimeError("not so")
+
+    monkeypatch.setattr("nanstop.detect.objective.labels.misaligned_rows", refused)
+    (row,) = given(first_token, Reader(2), longest=9)
+    assert row.given == "padding"
+
+
+def test_a_model_may_end_with_an_operation_that_gives_several_tensors(monkeypatch):
+    def loss(m, b):
+        return classified(m.read(m(b["ids"], b["keep"][:, None])[:, 0]), b)
+
+    monkeypatch.setattr("nanstop.detect.early_steps._found", lambda look, *given: look(*given))
+    assert given(loss, Normed(), longest=9) == ()

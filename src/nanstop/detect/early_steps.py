@@ -24,6 +24,7 @@ from nanstop.detect.objective.references import Equals, OwnReference
 from nanstop.detect.stale_weights import keeps_casts
 from nanstop.frozen import frozen
 from nanstop.measure.updates import Before, after_update, before_update, trained_by
+from nanstop.numerics.room import let_go
 from nanstop.numerics.tensors import HALF, floats, is_plain, pieces
 from nanstop.records import Probe, RunFacts, StepId, formats
 from nanstop.records.facts import BY_HAND
@@ -280,20 +281,32 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     groups, policy, backwards = Groups(), OnePolicy(), Backwards()
     seen = (differences, counts, picks, ratios, pooling, sums, pairs, masks, groups, policy)
     rows = objective_rows(step, 0, *seen, backwards, *looks)
-    rows += misaligned_rows(step, picks) + paired_rows(step, pairs) + lone_rows(step, groups)
-    rows += hidden_texts(step, picks, masks) + padded_labels(step, picks)
-    rows += unheard_rows(step) if backwards.are_several else ()
+    rows += _found(misaligned_rows, step, picks) + _found(paired_rows, step, pairs)
+    rows += _found(lone_rows, step, groups) + _found(hidden_texts, step, picks, masks)
+    rows += _found(padded_labels, step, picks)
+    rows += _found(unheard_rows, step) if backwards.are_several else ()
     coarse = {"coarse": coarse_rows(step, micros=(0,))} if counts.are_there else {}
     return {
         **coarse,
-        **pooled_rows(step, pooling),
-        "ratios": ratio_rows(step, ratios) + apart_rows(step, policy),
+        **dict(_found(pooled_rows, step, pooling)),
+        "ratios": _found(ratio_rows, step, ratios) + _found(apart_rows, step, policy),
         "objective": rows,
         "are_all_zero": bool(rows) and _are_zero(step.view),
-        "cancelled": cancelled_rows(step, differences.found),
-        "lost_sums": lost_sum_rows(step, sums),
-        "backwards": backward_rows(step, backwards),
+        "cancelled": _found(cancelled_rows, step, differences.found),
+        "lost_sums": _found(lost_sum_rows, step, sums),
+        "backwards": _found(backward_rows, step, backwards),
     }
+
+
+def _found(look: Callable[..., Any], *given: Any) -> Any:
+    """Return what a look finds; nothing where its runs come to no end, which says nothing of what
+    the others look for.
+    """
+    try:
+        return look(*given)
+    except Exception as error:
+        let_go(error)
+        return ()
 
 
 def _are_zero(view: ModelView) -> bool:

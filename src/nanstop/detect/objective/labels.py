@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nanstop.detect.objective.fetched import FETCHES
+from nanstop.numerics.tensors import tensors
 from nanstop.records import ObjectiveRow, op_name
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.tracing.op_patches import LookOfSome, SecondRun, displace
@@ -180,7 +181,7 @@ class MovedTable(SecondRun):
         if index == self._table and self._places is not None:
             displace(result, self._places)
         if index == self._pick and self._is_given:
-            self._read = result.detach().clone()
+            self._read = tensors(result)[0].detach().clone()  # beside it, what its backward reads
         return result
 
     def loss(self, step: Step) -> Tensor:

@@ -39,6 +39,14 @@ def note_rng() -> RngState:
     )
 
 
+def drawn() -> list[bytes]:
+    """Return what differs once a number was drawn from one of torch's default generators. No device
+    synchronisation.
+    """
+    states = (torch.get_rng_state(), *random_states())
+    return [state.numpy().tobytes() for state in states]
+
+
 class RngNotes:
     """Notes of one run's random state, step after step: those of Python and NumPy, 20 KB of numbers
     that seldom change, are read and held once for all notes between which they have not moved.

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from nanstop.detect.sentinel import norm_here
@@ -19,7 +18,7 @@ from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import NO_MODEL
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
-from nanstop.numerics.accelerator import random_states
+from nanstop.replay.rng import drawn
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
@@ -120,8 +119,8 @@ class Asks:
         with self._state.untaped() as tape, self._state.pause():
             if tape is None:
                 return made(*args, **kwargs)
-            before = _random_state()
-            is_alike = lambda: _random_state() == before  # noqa: E731
+            before = drawn()
+            is_alike = lambda: drawn() == before  # noqa: E731
             return tape.call(made, args, kwargs, always=False, is_alike=is_alike)
 
     def _ask_by_hand(self, original: Any, asked: Asked) -> Any:
@@ -206,8 +205,3 @@ class Asks:
             raise
         except Exception as error:  # losses of several devices, say
             self._state.not_watching(f"{type(error).__name__}: {error}")
-
-
-def _random_state() -> list[bytes]:
-    states = (torch.get_rng_state(), *random_states())
-    return [state.numpy().tobytes() for state in states]

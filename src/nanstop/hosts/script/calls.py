@@ -31,9 +31,9 @@ from nanstop.hosts.tape.given_weights import given_weights
 from nanstop.hosts.tape.tape import Tape
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
-from nanstop.numerics.accelerator import random_states
 from nanstop.numerics.tensors import by_torch_alone, tensors, version
 from nanstop.own_code import is_class_of
+from nanstop.replay.rng import drawn
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import user_line
 
@@ -360,5 +360,4 @@ def _comes_out_alike(module: nn.Module) -> Callable[[], bool]:
 
 
 def _drawn_and_moved(module: nn.Module) -> tuple[list[bytes], list[int]]:
-    states = (torch.get_rng_state(), *random_states())
-    return [state.numpy().tobytes() for state in states], [version(b) for b in module.buffers()]
+    return drawn(), [version(b) for b in module.buffers()]

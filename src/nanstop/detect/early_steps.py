@@ -268,7 +268,7 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     from nanstop.detect.objective.labels import Picks, misaligned_rows
     from nanstop.detect.objective.one_policy import OnePolicy, apart_rows
     from nanstop.detect.objective.padded_labels import padded_labels
-    from nanstop.detect.objective.padding import Masks, hidden_texts
+    from nanstop.detect.objective.padding import Masks, States, hidden_texts
     from nanstop.detect.objective.pairs import Pairs, paired_rows
     from nanstop.detect.objective.ratios import Ratios, ratio_rows
     from nanstop.detect.running_sums import RunningSums, lost_sum_rows
@@ -278,11 +278,11 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
 
     differences, counts, picks = Cancellations(), WholeNumbersInHalf(), Picks()
     ratios, pooling, sums, pairs, masks = Ratios(), Pooling(step), RunningSums(), Pairs(), Masks()
-    groups, policy, backwards = Groups(), OnePolicy(), Backwards()
+    groups, policy, backwards, states = Groups(), OnePolicy(), Backwards(), States()
     seen = (differences, counts, picks, ratios, pooling, sums, pairs, masks, groups, policy)
-    rows = objective_rows(step, 0, *seen, backwards, *looks)
+    rows = objective_rows(step, 0, *seen, states, backwards, *looks)
     rows += _found(misaligned_rows, step, picks) + _found(paired_rows, step, pairs)
-    rows += _found(lone_rows, step, groups) + _found(hidden_texts, step, picks, masks)
+    rows += _found(lone_rows, step, groups) + _found(hidden_texts, step, picks, masks, states)
     rows += _found(padded_labels, step, picks)
     rows += _found(unheard_rows, step) if backwards.are_several else ()
     coarse = {"coarse": coarse_rows(step, micros=(0,))} if counts.are_there else {}

@@ -168,6 +168,30 @@ class _Muted:
 
 
 @contextmanager
+def forward_only() -> Iterator[None]:
+    """Leave out the backward inside; gradients that code asks for (``torch.autograd.grad``) come.
+
+    Raises ``SecondBackwardError`` where another one begins: what comes between two may hang on the
+    gradients of the first.
+    """
+    num = 0
+
+    def backward(*_args: Any, **_kwargs: Any) -> None:
+        nonlocal num
+        num += 1
+        if num > 1:
+            raise SecondBackwardError
+
+    with attributes_kept([(torch.autograd, "backward")]):
+        torch.autograd.backward = backward  # ``Tensor.backward`` calls it
+        yield
+
+
+class SecondBackwardError(Exception):
+    """A run in ``forward_only`` has come to its second backward."""
+
+
+@contextmanager
 def without_dropout(root: nn.Module) -> Iterator[None]:
     """Have nothing dropped or jittered at random inside:
     formats draw differently, and gaps would be the draws'.

@@ -67,6 +67,7 @@ class SecondRun(TorchDispatchMode):
         self._count = 0
 
     def __enter__(self) -> SecondRun:
+        self._count = 0
         self._eagerly = eager()
         self._eagerly.__enter__()
         return super().__enter__()

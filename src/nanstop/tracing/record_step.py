@@ -21,7 +21,7 @@ from nanstop.numerics.room import let_go
 from nanstop.numerics.tensors import is_plain, nonfinite
 from nanstop.numerics.trained import held_by
 from nanstop.records import Phase
-from nanstop.replay.conditions import Under, eager
+from nanstop.replay.conditions import Under, eager, forward_only
 from nanstop.replay.step import Batch, Step, gradients_of
 from nanstop.tracing.op_patches import Look, ReachedError, SecondRun
 from nanstop.tracing.recorder import Op, Recorder, Trace, Value
@@ -178,7 +178,15 @@ def first_ops(step: Step) -> tuple[Op, ...]:
 
 
 def first_loss(step: Step, mode: AbstractContextManager[Any]) -> float:
-    """Return the loss of a step's first micro-batch in a context, undone. Raises what it raises."""
+    """Return the loss of a step's first micro-batch in a context, undone. Raises what it raises.
+
+    Without its backward, unless the run needs one; ``mode`` is entered anew then.
+    """
+    try:
+        with step.isolated(), forward_only(), mode:
+            return float(step.run(0).detach())
+    except Exception as error:  # a second backward, or a line that reads gradients
+        let_go(error)
     with step.isolated(), mode:
         return float(step.run(0).detach())
 

@@ -20,7 +20,7 @@ from nanstop.records import ObjectiveRow, op_name
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.tracing.op_patches import LookOfSome, SecondRun, displace
 from nanstop.tracing.places import line_text
-from nanstop.tracing.record_step import first_ops
+from nanstop.tracing.record_step import first_loss, first_ops
 
 if TYPE_CHECKING:
     from nanstop.replay.step import Step
@@ -44,6 +44,8 @@ class Picks(LookOfSome):
     def __init__(self) -> None:
         self.tokens: dict[int, Tensor] = {}
         self.labels: dict[int, Tensor] = {}
+        self.likelihoods: set[int] = set()
+        """Ops that ignore a label of ``IGNORED_LABEL``."""
 
     def __call__(
         self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
@@ -54,6 +56,7 @@ class Picks(LookOfSome):
         labels = picked(base, args)
         if labels is not None and args[0].requires_grad and labels.numel() <= MOST_LABELS:
             self.labels[index] = labels.detach().clone()
+            self.likelihoods |= {index} if base in LIKELIHOODS else set()
         return None
 
 
@@ -145,11 +148,16 @@ def _reads_ahead(step: Step, table: int, pick: int, tokens: Tensor) -> int | Non
     read what comes after any.
     """
     half = tokens.shape[1] // 2
-    plain = MovedTable(table, pick).rows(step, len(tokens))
-    found = []
+
+    def rows(places: Any) -> Tensor | None:
+        run = MovedTable(table, pick, places)
+        first_loss(step, run)
+        return run.rows(len(tokens))
+
+    plain, found = rows(None), []
     for place in (half, half + 1):
         later = (slice(None), slice(place, None))
-        moved = MovedTable(table, pick, later).rows(step, len(tokens))
+        moved = rows(later)
         if plain is None or moved is None or plain.shape != moved.shape:
             return None
         changed = (plain != moved).flatten(2).any(-1).any(0).nonzero()
@@ -184,16 +192,10 @@ class MovedTable(SecondRun):
             self._read = tensors(result)[0].detach().clone()  # beside it, what its backward reads
         return result
 
-    def loss(self, step: Step) -> Tensor:
-        """Return the loss of the first micro-batch, run under this and undone."""
-        with step.isolated(), self:
-            return step.run(0).detach().float().clone()
-
-    def rows(self, step: Step, num_texts: int) -> Tensor | None:
-        """Return what the pick reads in such a run, [texts, rows, classes]; None where it is not
-        met, or reads no rows.
+    def rows(self, num_texts: int) -> Tensor | None:
+        """Return what the pick has read in a run under this, [texts, rows, classes]; None where it
+        was not met, or reads no rows.
         """
-        self.loss(step)
         if self._read is None or self._read.dim() < 2:
             return None
         return self._read.reshape(num_texts, -1, self._read.shape[-1])

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nanstop.detect.objective.labels import LIKELIHOODS, Picks
+from nanstop.detect.objective.labels import Picks
 from nanstop.detect.objective.padding import FAR, is_by_token, padding_of
 from nanstop.detect.standstill import moved
-from nanstop.records import ObjectiveRow, op_name
+from nanstop.records import ObjectiveRow
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.tracing.op_patches import SecondRun
 from nanstop.tracing.places import line_text
@@ -34,16 +34,15 @@ COUNTS = 1e-3
 def padded_labels(step: Step, picks: Picks) -> tuple[ObjectiveRow, ...]:
     """Return the operation that takes the likelihood of padding in the first micro-batch.
 
-    Undone bitwise; runs the micro-batch three to five times where labels are padded so, and not at
+    Undone bitwise; runs the micro-batch two to five times where labels are padded so, and not at
     all elsewhere. Synchronises the device.
     """
     pad = step.facts.text.pad if step.facts.text is not None else None
-    known = {
-        pick: _padded(one, picks, pad) for pick, one in picks.labels.items() if pad is not None
-    }
-    ops = first_ops(step) if any(places is not None for places in known.values()) else ()
-    for pick, places in known.items():
-        if places is None or op_name(ops[pick].name) not in LIKELIHOODS:
+    if pad is None:
+        return ()
+    for pick in sorted(picks.likelihoods):
+        places = _padded(picks.labels[pick], picks, pad)
+        if places is None:
             continue
         counts = _counts(step, pick, places)
         if not counts:  # all tokens are alike to a fresh model
@@ -51,7 +50,7 @@ def padded_labels(step: Step, picks: Picks) -> tuple[ObjectiveRow, ...]:
             with moved(trained, FAR):
                 counts = _counts(step, pick, places)
         if counts:
-            op, num = ops[pick], int(places.sum())
+            op, num = first_ops(step)[pick], int(places.sum())
             line = line_text(op.line)
             return (
                 ObjectiveRow(

@@ -18,11 +18,12 @@ from torch import Tensor
 from nanstop.detect.objective.fetched import FETCHES
 from nanstop.detect.objective.labels import MovedTable, Picks
 from nanstop.detect.standstill import moved
+from nanstop.numerics.tensors import tensors
 from nanstop.records import ObjectiveRow
 from nanstop.tracing.bindings import handed_on_after
 from nanstop.tracing.op_patches import LookOfSome
 from nanstop.tracing.places import line_text
-from nanstop.tracing.record_step import first_ops
+from nanstop.tracing.record_step import first_loss, first_ops
 
 if TYPE_CHECKING:
     from nanstop.replay.step import Step
@@ -53,49 +54,53 @@ class Masks(LookOfSome):
         return None
 
 
-def hidden_texts(step: Step, picks: Picks, masks: Masks) -> tuple[ObjectiveRow, ...]:
+class States(LookOfSome):
+    """Keeps the last op that gives numbers for each token, by [texts, tokens]: what is made of a
+    text is often a mean of them.
+    """
+
+    def __init__(self) -> None:
+        self.last: dict[torch.Size, int] = {}
+
+    def __call__(
+        self, index: int, _func: Any, _args: Any, _kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], None] | None:
+        def done(result: Any) -> None:
+            made = tensors(result)[0].shape
+            if len(made) == 3 and made[-1] > 1:
+                self.last[made[:-1]] = index
+
+        return done
+
+
+def hidden_texts(
+    step: Step, picks: Picks, masks: Masks, states: States
+) -> tuple[ObjectiveRow, ...]:
     """Return the operation that hides the texts of the first micro-batch and shows their padding,
     where outputs hang on the padding and on no token of the texts beside their own.
 
-    Undone bitwise; runs the micro-batch four times where rows are padded, up to twelve times where
-    their padding is read, and not at all elsewhere. Synchronises the device.
+    Undone bitwise; runs the micro-batch twice for each table where rows are padded, up to ten times
+    where their padding is read, and not at all elsewhere. Synchronises the device.
     """
     for table, tokens in picks.tokens.items():
         padding = padding_of(tokens)
         if padding is None:
             continue
         pick = next((n for n, labels in picks.labels.items() if is_by_token(labels, tokens)), None)
-        if _reads_padding_alone(_Outputs(step, table, pick), padding):
-            return (_row(step, table, padding, masks),)
-        states = _last_states(step, tokens) if pick is None else None
-        if states is not None and _reads_padding_alone(_States(step, table, states), padding):
+        runs = _Runs(step, table, states.last.get(tokens.shape) if pick is None else pick)
+        asks = (_loss_reads_it, _states_read_it) if pick is None else (_picks_read_it,)
+        if any(_asked_twice(ask, runs, padding) for ask in asks):
             return (_row(step, table, padding, masks),)
     return ()
 
 
-def _reads_padding_alone(look: _Outputs, padding: Tensor) -> bool:
+def _asked_twice(ask: Callable[[_Runs, Tensor], bool], runs: _Runs, padding: Tensor) -> bool:
     """Return whether outputs hang on the padding alone, with the weights there are and others."""
-    if not look.reads_padding_alone(padding):
+    if not ask(runs, padding):
         return False
-    trained = [p for p in look.step.view.root.parameters() if p.requires_grad]
+    trained = [p for p in runs.step.view.root.parameters() if p.requires_grad]
     with moved(trained, FAR):  # what is 0 in a new model lets nothing through
-        return look.reads_padding_alone(padding)
-
-
-def _last_states(step: Step, tokens: Tensor) -> int | None:
-    """Return the last op that gives numbers for each token, None where there is none: what is made
-    of a text is often a mean of them.
-    """
-    shape = tuple(tokens.shape)
-    made = [
-        op.index
-        for op in first_ops(step)
-        if op.phase in ("forward", "loss")
-        and op.outputs
-        and op.outputs[0].shape[:-1] == shape
-        and op.outputs[0].shape[-1] > 1
-    ]
-    return made[-1] if made else None
+        return ask(runs.anew(), padding)
 
 
 def padding_of(tokens: Tensor) -> Tensor | None:
@@ -124,74 +129,90 @@ def is_by_token(labels: Tensor, tokens: Tensor) -> bool:
     return not remainder and 0 <= tokens.shape[1] - num_rows <= 1 < num_rows
 
 
-class _Outputs:
-    """What the first micro-batch gives where some places of its texts have other embeddings.
-
-    ``pick``: the op that reads a row for each token; where there is none, the loss is what counts.
+class _Runs:
+    """What the first micro-batch gives where some places of its texts have other embeddings: its
+    loss, and the numbers of each token that the op ``at`` reads, or gives.
     """
 
-    is_given = False
-    """Whether it is what ``pick`` gives that counts."""
+    def __init__(self, step: Step, table: int, at: int | None) -> None:
+        self.step, self._table, self._at = step, table, at
+        self._made: dict[bytes, tuple[float, Tensor | None]] = {}
 
-    def __init__(self, step: Step, table: int, pick: int | None) -> None:
-        self.step, self._table, self._pick = step, table, pick
+    def anew(self) -> _Runs:
+        return _Runs(self.step, self._table, self._at)
 
-    def reads_padding_alone(self, padding: Tensor) -> bool:
-        """Return whether outputs hang on the padding, and on no token of a text."""
-        plain = self._given(torch.zeros_like(padding))
-        odd = torch.zeros_like(padding)
-        odd[:, 1::2] = True
-        if self._pick is not None:
-            # Each row reads its own token: those of even places are asked about odd ones.
-            asked = self._asked(padding, ~odd)
-            return self._differs(plain, padding & odd, asked) is True and (
-                self._differs(plain, ~padding & odd, asked) is False
-            )
-        if not self._differs(plain, padding, odd):
-            return False
-        texts = ~padding
-        first = texts.long().cumsum(-1) == 1
-        last = texts.flip(-1).long().cumsum(-1).flip(-1) == 1
-        # The output of a text may be that of one of its tokens.
-        tried = (texts, texts & ~first, texts & ~last)
-        return any(self._differs(plain, places, odd) is False for places in tried)
-
-    def _asked(self, _padding: Tensor, others: Tensor) -> Tensor:
-        """Return the rows that are asked, of ``others``, whose own tokens are not moved."""
-        return others
-
-    def _differs(self, plain: Tensor, places: Tensor, asked: Tensor) -> bool | None:
-        """Return whether other embeddings in some places change what is asked for, None where it is
-        neither changed nor the same.
+    def loss_differs(self, places: Tensor) -> bool | None:
+        """Return whether the loss is another one with other embeddings in some places, None where
+        it is neither another one nor the same.
         """
         if not bool(places.any()):
             return None
-        given = self._given(places)
-        if given.shape != plain.shape or not given.numel():
+        plain, given = (self._of(one, is_given=True)[0] for one in (places & ~places, places))
+        return _told(abs(given - plain), abs(plain))
+
+    def rows_differ(self, places: Tensor, asked: Tensor, *, is_given: bool) -> bool | None:
+        """Return the same of the numbers of the tokens that are ``asked``."""
+        if not bool(places.any()):
             return None
-        if self._pick is not None:
-            asked = asked[:, : given.shape[1]]
-            given, plain = given[asked], plain[asked]
-        gap, size = (given - plain).abs().amax(), plain.abs().amax()
-        return True if bool(gap > READ * size) else False if bool(gap <= UNREAD * size) else None
+        plain, given = (self._of(one, is_given=is_given)[1] for one in (places & ~places, places))
+        if plain is None or given is None or given.shape != plain.shape:
+            return None
+        asked = asked[:, : given.shape[1]]
+        if not given[asked].numel():
+            return None
+        gap = float((given[asked] - plain[asked]).abs().amax())
+        return _told(gap, float(plain[asked].abs().amax()))
 
-    def _given(self, places: Tensor) -> Tensor:
-        run = MovedTable(self._table, self._pick, places, is_given=self.is_given)
-        if self._pick is None:
-            return run.loss(self.step)
-        rows = run.rows(self.step, len(places))
-        return rows.float() if rows is not None else torch.zeros(0)
+    def _of(self, places: Tensor, *, is_given: bool) -> tuple[float, Tensor | None]:
+        key = places.cpu().numpy().tobytes()
+        if key not in self._made:
+            run = MovedTable(self._table, self._at, places, is_given=is_given)
+            loss = first_loss(self.step, run)
+            rows = run.rows(len(places))
+            self._made[key] = loss, rows.float() if rows is not None else None
+        return self._made[key]
 
 
-class _States(_Outputs):
-    """What an op gives for each token; those of the padding may be left out of what is made of
-    them.
+def _told(gap: float, size: float) -> bool | None:
+    return True if gap > READ * size else False if gap <= UNREAD * size else None
+
+
+def _loss_reads_it(runs: _Runs, padding: Tensor) -> bool:
+    """Return whether the loss hangs on the padding, and on no more than one token of each text."""
+    if not runs.loss_differs(padding):
+        return False
+    texts = ~padding
+    first = texts.long().cumsum(-1) == 1
+    last = texts.flip(-1).long().cumsum(-1).flip(-1) == 1
+    # The output of a text may be that of one of its tokens.
+    tried = (texts, texts & ~first, texts & ~last)
+    return any(runs.loss_differs(places) is False for places in tried)
+
+
+def _states_read_it(runs: _Runs, padding: Tensor) -> bool:
+    """Return whether what is made for each token of a text hangs on the padding, and on no other
+    token of it; what is made for padding may be left out later.
     """
+    own = ~_odd(padding)
+    asked = own & ~padding
+    return runs.rows_differ(padding, asked, is_given=True) is True and (
+        runs.rows_differ(~padding & ~own, asked, is_given=True) is False
+    )
 
-    is_given = True
 
-    def _asked(self, padding: Tensor, others: Tensor) -> Tensor:
-        return others & ~padding
+def _picks_read_it(runs: _Runs, padding: Tensor) -> bool:
+    """Return the same of the rows that labels pick from."""
+    odd = _odd(padding)
+    return runs.rows_differ(padding & odd, ~odd, is_given=False) is True and (
+        runs.rows_differ(~padding & odd, ~odd, is_given=False) is False
+    )
+
+
+def _odd(padding: Tensor) -> Tensor:
+    """Return every second place. Each row reads its own token: others are moved."""
+    odd = torch.zeros_like(padding)
+    odd[:, 1::2] = True
+    return odd
 
 
 def _row(step: Step, table: int, padding: Tensor, masks: Masks) -> ObjectiveRow:

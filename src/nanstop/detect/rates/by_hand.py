@@ -113,10 +113,6 @@ def _is_table(held: Any) -> bool:
     return kind in (dict, list, tuple) or (is_array and held.ndim == 1)
 
 
-def _calls_name(node: ast.AST | None) -> Any:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-
-
 @dataclass(frozen=True)
 class _Scope:
     """What names stand for in some statements: what they give a value is computed anew."""

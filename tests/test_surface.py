@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "792a3f2c29875563")
+REPORT_FORM = (1, "d56615a153608e7c")
 
 
 def test_names():

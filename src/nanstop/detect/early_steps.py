@@ -137,10 +137,11 @@ class EarlySteps:
 
             found["coarse"] = coarse_rows(step, micros=(0,))
         if "pooling" in wanted and _is_padded(step):
-            from nanstop.measure.pooled_token import pooled_rows
-
             self._open.discard("pooling")
-            found |= pooled_rows(step)
+            if "objective" not in wanted:  # which looks at it as well
+                from nanstop.measure.pooled_token import pooled_rows
+
+                found |= pooled_rows(step)
         if "objective" in wanted:
             self._open.discard("objective")
             with suppress(Exception):  # a healthy run that cannot be run again is none to speak of

@@ -84,9 +84,12 @@ class Replicas(Protocol):
         """
         ...
 
-    def updating(self, optimizer: Any, written_at: tuple[SourceLine, ...]) -> None:
+    def updating(
+        self, optimizer: Any, written_at: tuple[SourceLine, ...], *, is_late: bool
+    ) -> None:
         """Note an update that the copy of this rank is about to get; ``written_at``: lines of the
-        script that have written to its gradients.
+        script that have written to its gradients. ``is_late``: whether the last backward ahead of
+        it exchanged nothing, and one before it did.
         """
         ...
 
@@ -128,7 +131,9 @@ class OneCopy:
     def compare(self, step: int, terms: str | None) -> ReplicaFacts | None:  # noqa: ARG002
         return None
 
-    def updating(self, optimizer: Any, written_at: tuple[SourceLine, ...]) -> None:
+    def updating(
+        self, optimizer: Any, written_at: tuple[SourceLine, ...], *, is_late: bool
+    ) -> None:
         pass
 
 

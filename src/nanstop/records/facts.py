@@ -264,6 +264,8 @@ class RunFacts:
     accumulation: AccumulationFacts | None = None
     replicas: ReplicaFacts | None = None
     """How copies of the model differ that several ranks keep alike; None where none was seen to."""
+    ranks_given_same: int = 0
+    """How many ranks were given the very same first batches; 0 where that was not seen."""
     devices: DeviceFacts | None = None
     """What the ranks' devices made of one micro-batch, None where they were not asked."""
     odd_weights: tuple[TensorStats, ...] = ()

@@ -78,8 +78,10 @@ class ReplicaFacts:
     whose copy is not that of most, or of the first one. ``step``: in which that was seen;
     ``last_equal``: in which all were last seen equal, None where they never were.
     ``num_updates``: how many each rank has come to in between, ``num_local`` at most of gradients
-    that were not exchanged. ``option``: of the optimizer, that
-    has other ``options`` on each rank; ``state``: of it, that differed when the weights did not.
+    that were not exchanged, ``num_late`` of such as a backward had added to after the exchange.
+    ``is_past_wrapper``: whether what keeps the copies alike is not called at all, in the line
+    ``written_at``. ``option``: of the optimizer, that has other ``options`` on each rank;
+    ``state``: of it, that differed when the weights did not.
     """
 
     weight: str
@@ -101,6 +103,8 @@ class ReplicaFacts:
     """The step of that update."""
     num_updates: tuple[int, ...] = ()
     num_local: int = 0
+    num_late: int = 0
+    is_past_wrapper: bool = False
     option: str = ""
     options: tuple[float, ...] = ()
     state: str = ""

@@ -112,6 +112,22 @@ def the_answer_is_not_cut(fixed):
 FIXES.say("NS503", 2, "a look at a decoded row")
 FIXES.rows("NS503", 3, "filtered", ZERO, lambda x: nll(x, False), lambda x: nll(x, True))
 FIXES.remedy("NS503", 4, "drop_micro", "0")
+
+
+@FIXES.plant("NS505", 5)
+def rows_of_each_rank(fixed):
+    from torch.utils.data import DataLoader
+    from torch.utils.data.distributed import DistributedSampler
+
+    rows, read = list(range(8)), []
+    for rank in range(2):
+        own = DistributedSampler(rows, num_replicas=2, rank=rank) if fixed else None
+        torch.manual_seed(0)
+        loader = DataLoader(rows, batch_size=4, sampler=own, shuffle=None if fixed else True)
+        read += next(iter(loader)).tolist()
+    return len(set(read)) == 8
+
+
 FIXES.say("NS505", 1, "a look at a decoded row")
 
 GENERATION = (

@@ -265,7 +265,7 @@ def copies_on_two_ranks():
     return {int(number): pair for number, pair in json.loads(done.stdout).items()}
 
 
-for number in (2, 3, 4, 5):
+for number in (2, 3, 4, 5, 6):
     FIXES.named_plant(
         "NS607", number, "two ranks", lambda fixed, n=number: copies_on_two_ranks()[n][fixed]
     )

@@ -64,6 +64,13 @@ def the_last_backward_exchanges(rank, x, fixed):
     return model
 
 
+def called_by_its_wrapper(rank, x, fixed):
+    del rank
+    model = DistributedDataParallel(layer())
+    step(model if fixed else model.module, x)
+    return model
+
+
 def from_a_checkpoint(rank, x, fixed):
     model = DistributedDataParallel(layer())
     kept = {name: value.clone() for name, value in model.module.state_dict().items()}
@@ -80,7 +87,8 @@ CASES = {
     2: registered_before,
     3: equal_at_the_start,
     4: the_last_backward_exchanges,
-    5: from_a_checkpoint,
+    5: called_by_its_wrapper,
+    6: from_a_checkpoint,
 }
 
 

@@ -105,12 +105,17 @@ def drifts(fault):
     losses = []
     torch.manual_seed(RANK)
     for step in range(16 if fault in ("local", "averaged") else 8):
-        x, y = rows(4, seed=2 * step + RANK)
+        x, y = rows(4, seed=2 * step + (RANK if fault != "same" else 0))
         optimizer.zero_grad()
         alone = fault in ("local", "averaged") and step % 2 == 1
         with model.no_sync() if alone else contextlib.nullcontext():
-            loss = (model(x + torch.randn(8) * 0.1) - y).square().mean()
+            called = net if fault == "past_wrapper" else model
+            noise = torch.randn(8) * (0.0 if fault == "same" else 0.1)
+            loss = (called(x + noise) - y).square().mean()
             loss.backward()
+        if fault == "last_alone":
+            with model.no_sync():
+                (model(x.flip(0)) - y).square().mean().backward()
         losses.append(loss.item())
         after_backward(fault, net, step)
         if fault == "clipped":

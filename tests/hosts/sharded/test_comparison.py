@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from nanstop.hosts.sharded.comparison import parted
-from nanstop.hosts.sharded.copies import Copy, Told
+from nanstop.hosts.sharded.alike.comparison import parted
+from nanstop.hosts.sharded.alike.copies import Copy, Told
 
 EQUAL = Copy(
     number=2,

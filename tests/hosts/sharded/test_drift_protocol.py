@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import distributed, nn
 
+from nanstop.hosts.sharded.alike.drift import Drift, is_due
 from nanstop.hosts.sharded.board import Board
-from nanstop.hosts.sharded.drift import Drift, is_due
 from nanstop.numerics.checksums import Checksums
 from versions import needs
 

@@ -1,7 +1,7 @@
 """Whether ranks are watched under the same policy, on a board that some of them write on."""
 
 from nanstop.errors import NanstopError
-from nanstop.hosts.sharded.terms import Terms
+from nanstop.hosts.sharded.alike.terms import Terms
 
 
 class Shared:

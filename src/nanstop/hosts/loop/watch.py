@@ -128,7 +128,8 @@ class WatchedLoop:
             finally:
                 self._is_live = False
             if micro.reduced:
-                self._shared.compare((self.view.root,), self.controller.step_id(), self.session)
+                at = self.controller.step_id()
+                self._shared.compare((self.view.root,), at, self.session, batch)
         self._marked = self._marks.of_gradients((self.view.root,))
         return micro.loss
 
@@ -336,7 +337,7 @@ class WatchedLoop:
         if self._is_live and self._accounts.is_looking:
             self._accounts.guarded(self._accounts.updating, optimizer)
         if self._is_live and self.controller.facts.world_size > 1:
-            self._shared.updating((self.view.root,), optimizer)
+            self._shared.updating((self.view.root,), optimizer, self._micros)
         if scaler is None:
             optimizer.step()
             return True

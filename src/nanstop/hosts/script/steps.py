@@ -29,7 +29,7 @@ from nanstop.hosts.script.window import (
     update_again,
 )
 from nanstop.hosts.sharded.engine import NEEDS_OTHERS, is_engine
-from nanstop.hosts.sharded.models import SharedModels
+from nanstop.hosts.sharded.models import SharedModels, is_late
 from nanstop.hosts.tape.pieces import accumulation_in
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
@@ -119,7 +119,7 @@ class Steps:
     def compare(self, window: ScriptWindow) -> None:
         """Compare the copies of its models that several ranks keep alike, after a backward."""
         at, session = self.controller.step_id(), self.controller.session
-        self._shared.compare(window.called.values(), at, session)
+        self._shared.compare(window.called.values(), at, session, window.micros[-1].batch)
 
     def joined(self, original: Any, join: Any, kind: Any, *args: Any) -> Any:
         """Stand in for the end of torch's ``Join``, at which this rank waits for those that have
@@ -135,8 +135,14 @@ class Steps:
 
     def updating(self, window: ScriptWindow, optimizer: Optimizer) -> None:
         """Note that an optimizer is about to make the update of a window."""
+        micros, called = window.micros, window.called.values()
         lines = self.written_at() if window.is_rewritten else ()
-        self._shared.updating(window.called.values(), optimizer, lines)
+        if is_late(micros):
+            lines += _made_at(micros[-1])
+        self._shared.updating(called, optimizer, micros, lines)
+        if self.controller.facts.world_size > 1 and not any(micro.reduced for micro in micros):
+            at, session = self.controller.step_id(), self.controller.session
+            self._shared.updating_past_wrapper(called, at, session, _made_at(*micros[-1:]))
 
     def open(self, window: ScriptWindow, view: PlainView) -> None:
         restored = self._restored.take(view)
@@ -229,6 +235,12 @@ def _copied(root: nn.Module) -> LoadFacts | None:
             return copied_by_hand(root)
     except Exception:  # objects of the script: looking at one may raise anything
         return None
+
+
+def _made_at(*micros: Any) -> tuple[SourceLine, ...]:
+    """Return the lines that made the losses of some micro-batches, as far as they were seen."""
+    lines = (source_line(one.made_at) for one in micros if isinstance(one, TapedMicro))
+    return tuple(line for line in lines if line is not None)
 
 
 def _scale_to_come(window: ScriptWindow) -> dict[str, float]:

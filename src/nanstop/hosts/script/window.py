@@ -164,7 +164,8 @@ class ScriptWindow:
     def add(self, module: nn.Module, buffers: BufferGroup) -> None:
         """Have a model be one that is called in it, and follow its buffers."""
         inner = inner_module(module)
-        self.called[id(inner)] = module
+        if module is not inner or id(inner) not in self.called:
+            self.called[id(inner)] = module  # a call of what is wrapped does not undo the wrapper's
         if id(inner) not in self.roots:
             self.roots[id(inner)] = inner
             noted = buffers.add(inner)

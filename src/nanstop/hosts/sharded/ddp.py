@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from nanstop.decide.agreement import Ranks
 from nanstop.decide.apart import ByItself
 from nanstop.errors import NanstopError
-from nanstop.hosts.sharded.copies import has_hook
-from nanstop.hosts.sharded.drift import Drift
-from nanstop.hosts.sharded.terms import Terms
+from nanstop.hosts.sharded.alike.copies import has_hook
+from nanstop.hosts.sharded.alike.drift import Drift
+from nanstop.hosts.sharded.alike.terms import Terms
 from nanstop.hosts.sharded.uneven import Incomplete, Uneven
 from nanstop.numerics.tensors import nonfinite
 from nanstop.ranks import patience_seconds
@@ -108,8 +108,10 @@ class DdpReplicas:
             return None  # ranks have made other numbers of backwards
         return self._drift.compare(self._wrapped, step)
 
-    def updating(self, optimizer: Any, written_at: tuple[SourceLine, ...]) -> None:
-        self._drift.updating(self._wrapped, optimizer, written_at)
+    def updating(
+        self, optimizer: Any, written_at: tuple[SourceLine, ...], *, is_late: bool
+    ) -> None:
+        self._drift.updating(self._wrapped, optimizer, written_at, is_late=is_late)
 
     @property
     def _group(self) -> Any:

@@ -20,8 +20,8 @@ from nanstop.decide.agreement import Ranks
 from nanstop.decide.apart import ByItself
 from nanstop.detect.sentinel import norm_of_gradients
 from nanstop.hosts.replicas import ONE_COPY, Replicas
+from nanstop.hosts.sharded.alike.terms import Terms
 from nanstop.hosts.sharded.flags import ByFlags, FailureFlags
-from nanstop.hosts.sharded.terms import Terms
 from nanstop.numerics.tensors import nonfinite
 from nanstop.records import ReplicaFacts, SourceLine
 from nanstop.replay.undo import exchanged
@@ -289,5 +289,7 @@ class EngineReplicas(ByFlags):
         self._terms.compare(terms)
         return None  # weights are sent anew after every update
 
-    def updating(self, optimizer: Any, written_at: tuple[SourceLine, ...]) -> None:
+    def updating(
+        self, optimizer: Any, written_at: tuple[SourceLine, ...], *, is_late: bool
+    ) -> None:
         pass

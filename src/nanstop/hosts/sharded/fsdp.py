@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from nanstop.decide.agreement import Ranks, on_every_rank
 from nanstop.decide.apart import ByItself
 from nanstop.errors import NanstopError
+from nanstop.hosts.sharded.alike.terms import Terms
 from nanstop.hosts.sharded.flags import ByFlags, FailureFlags
 from nanstop.hosts.sharded.fsdp_parts import FsdpParts, groups_of, state_of, states_in, whole_of
 from nanstop.hosts.sharded.store_ranks import StoreRanks
-from nanstop.hosts.sharded.terms import Terms
 from nanstop.numerics.host_memory import free_bytes
 from nanstop.numerics.tensors import nonfinite
 from nanstop.records import ReplicaFacts, SourceLine
@@ -111,7 +111,9 @@ class FsdpReplicas(ByFlags):
         self._terms.compare(terms)
         return None  # no rank has what another has
 
-    def updating(self, optimizer: Any, written_at: tuple[SourceLine, ...]) -> None:
+    def updating(
+        self, optimizer: Any, written_at: tuple[SourceLine, ...], *, is_late: bool
+    ) -> None:
         pass
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -12,18 +13,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nanstop.hosts.replicas import ONE_COPY, Replicas
+from nanstop.hosts.sharded.alike.drift import Drift
+from nanstop.hosts.sharded.alike.past_wrapper import PastWrapper
+from nanstop.hosts.sharded.alike.same_batches import SameBatches
+from nanstop.hosts.sharded.alike.terms import Terms
 from nanstop.hosts.sharded.board import Board
 from nanstop.hosts.sharded.ddp import DdpReplicas, is_copied_to_all
-from nanstop.hosts.sharded.drift import Drift
 from nanstop.hosts.sharded.engine import Engine, EngineReplicas, is_engine
 from nanstop.hosts.sharded.flags import FailureFlags
 from nanstop.hosts.sharded.fsdp import FsdpReplicas, is_shared_by_all, reduces_parts
 from nanstop.hosts.sharded.fsdp_parts import state_of
 from nanstop.hosts.sharded.store_ranks import StoreRanks, ranks_of_run
-from nanstop.hosts.sharded.terms import Terms
 from nanstop.hosts.sharded.uneven import Uneven
 from nanstop.own_code import is_class_of
 from nanstop.records import SourceLine, StepId
+from nanstop.replay.step import Batch
 from nanstop.session.watched_run import WatchedRun
 
 
@@ -41,7 +45,9 @@ class SharedModels:
         self._group: Any = None
         self._known: dict[int, Replicas] = {}
         self._drifts: WeakKeyDictionary[nn.Module, Drift] = WeakKeyDictionary()
-        self._num_drifts = self._num_terms = 0
+        self._batches: WeakKeyDictionary[nn.Module, SameBatches] = WeakKeyDictionary()
+        self._past: WeakKeyDictionary[nn.Module, PastWrapper] = WeakKeyDictionary()
+        self._num_boards: Counter[str] = Counter()
         self._alone: dict[type, bool] = {}
         """Whether optimizers of a class make their updates without the other ranks."""
         self._flags: FailureFlags | None = None
@@ -85,19 +91,24 @@ class SharedModels:
         return self._alone[kind]
 
     def _replicas(self, model: Any) -> Replicas:
+        ranks = self._met()
+        if isinstance(model, DistributedDataParallel):
+            return DdpReplicas(
+                model, ranks, self._drift(model), self._terms(), Uneven(self._away())
+            )
+        self._flags = self._flags or ranks.flags()
+        if is_engine(model):
+            return EngineReplicas(model, ranks, self._flags, self._terms())
+        return FsdpReplicas(model, ranks, self._flags, self._terms())
+
+    def _met(self) -> StoreRanks:
         group = _group_of_run()
         if self._ranks is None or group is not self._group:
             # Now, while every process is there: one that is not cannot be connected to.
             self._ranks, self._group, self._flags = ranks_of_run(self._name), group, None
-            self._drifts.clear()
-        if isinstance(model, DistributedDataParallel):
-            return DdpReplicas(
-                model, self._ranks, self._drift(model), self._terms(), Uneven(self._away())
-            )
-        self._flags = self._flags or self._ranks.flags()
-        if is_engine(model):
-            return EngineReplicas(model, self._ranks, self._flags, self._terms())
-        return FsdpReplicas(model, self._ranks, self._flags, self._terms())
+            for known in (self._drifts, self._batches, self._past):
+                known.clear()
+        return self._ranks
 
     def _away(self) -> Board | None:
         return self._ranks.board("uneven") if self._ranks is not None else None
@@ -109,27 +120,39 @@ class SharedModels:
             yield
 
     def _terms(self) -> Terms:
-        assert self._ranks is not None
-        self._num_terms += 1  # as of drifts
-        return Terms(self._ranks.board(f"terms/{self._num_terms}"), self._ranks.size)
+        return Terms(self._board("terms"), self._met().size)
 
     def _drift(self, model: nn.Module) -> Drift:
-        assert self._ranks is not None
         if model not in self._drifts:
-            self._num_drifts += 1  # every rank meets its models in the same order
-            board = self._ranks.board(f"copies/{self._num_drifts}")
-            self._drifts[model] = Drift(board, self._ranks.rank, self._ranks.size)
+            ranks = self._met()
+            self._drifts[model] = Drift(self._board("copies"), ranks.rank, ranks.size)
         return self._drifts[model]
 
-    def compare(self, called: Iterable[nn.Module], at: StepId, session: WatchedRun | None) -> None:
-        """Compare the copies of what was called, now that a backward has exchanged its gradients,
-        and have the ``session`` learn how they differ.
+    def _board(self, kind: str) -> Board | None:
+        self._num_boards[kind] += 1  # every rank meets its models in the same order
+        return self._met().board(f"{kind}/{self._num_boards[kind]}")
+
+    def _same_batches(self, model: nn.Module) -> SameBatches:
+        if model not in self._batches:
+            self._batches[model] = SameBatches(self._board("batches"), self._met().size)
+        return self._batches[model]
+
+    def compare(
+        self, called: Iterable[nn.Module], at: StepId, session: WatchedRun | None, batch: Batch
+    ) -> None:
+        """Compare the copies of what was called, and the ``batch`` that it was given, now that a
+        backward has exchanged its gradients, and have the ``session`` learn what is odd.
         """
         for model in filter(reduces, called):
-            terms = session.terms if session is not None else None
-            found = self.of((model,)).compare(at.step, terms)
+            terms, replicas = session.terms if session is not None else None, self.of((model,))
+            if replicas is ONE_COPY:
+                continue
+            found, ranks = replicas.compare(at.step, terms), replicas.ranks
+            is_same = self._same_batches(model).compare(batch)
             if found is not None and session is not None:
                 session.learned(at=at, replicas=found)
+            if is_same and session is not None and ranks.rank == 0:
+                session.learned(at=at, ranks_given_same=ranks.size)
 
     def leave(self, reason: str) -> None:
         """Take no part any more in what ranks decide together; the others learn why."""
@@ -142,14 +165,34 @@ class SharedModels:
         self,
         called: Iterable[nn.Module],
         optimizer: Optimizer | None,
+        micros: Sequence[_Micro],
         written_at: tuple[SourceLine, ...] = (),
     ) -> None:
-        """Note that an update is about to be made of what was called; ``written_at``: lines of the
-        script that have written to its gradients.
+        """Note that an update is about to be made of what was called in ``micros``; ``written_at``:
+        lines of the script that have written to its gradients.
         """
         for model in called:
             if model in self._drifts and optimizer is not None:
-                self.of((model,)).updating(optimizer, written_at)
+                self.of((model,)).updating(optimizer, written_at, is_late=is_late(micros))
+
+    def updating_past_wrapper(
+        self,
+        called: Iterable[nn.Module],
+        at: StepId,
+        session: WatchedRun | None,
+        made_at: tuple[SourceLine, ...],
+    ) -> None:
+        """Compare the copies of what was called without a wrapper that exchanges gradients, before
+        an update, and have the ``session`` learn how they differ. ``made_at``: the line that makes
+        the loss.
+        """
+        for model in called:
+            if model not in self._past:
+                ranks = self._met()
+                self._past[model] = PastWrapper(model, self._board("past"), ranks.rank, ranks.size)
+            found = self._past[model].updating(at.step, made_at)
+            if found is not None and session is not None:
+                session.learned(at=at, replicas=found)
 
 
 class Exchangers:
@@ -181,6 +224,11 @@ def _exchanger_in(module: nn.Module) -> nn.Module:
             has_all = all(id(p) in inside for p in module.parameters() if p.requires_grad)
             return part if has_all else module
     return module
+
+
+def is_late(micros: Sequence[_Micro]) -> bool:
+    """Return whether the last backward of a window exchanged nothing, and one before it did."""
+    return any(micro.reduced for micro in micros) and not micros[-1].reduced
 
 
 def can_agree(model: nn.Module) -> bool:

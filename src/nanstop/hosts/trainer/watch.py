@@ -264,7 +264,7 @@ class TrainerWatch:
         self.objective.compare(micro.batch)
         if self.facts.world_size > 1 and micro.reduced:
             at = self.step_id(step=window.index)
-            self.host.shared.compare((micro.model,), at, self.session)
+            self.host.shared.compare((micro.model,), at, self.session, micro.batch)
         return micro.loss
 
     def _on_clip(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2) -> Any:

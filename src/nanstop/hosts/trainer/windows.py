@@ -148,7 +148,7 @@ class TrainerWindows:
         watch, settled = self._watch, self.ends.last_look()
         if settled is None and watch.facts.world_size > 1 and window.ending.applied:
             called = {micro.model for micro in window.micros}
-            watch.host.shared.updating(called, watch.view.optimizer)
+            watch.host.shared.updating(called, watch.view.optimizer, window.micros)
         if settled:
             clear_gradients(parameters_of(self._watch.view).values())
         elif settled is not None:

@@ -16,6 +16,10 @@ have all been cut: none of them teaches the model to stop, and answers that stoo
 gone. The first texts that a tokenizer is given are known again in the batches of a model that
 predicts tokens: rows that all end before their texts do were cut, at whatever length.
 
+Ranks that are to share the rows among them, and draw from one loader with one seed, read the same
+ones: 8 ranks take 8 times the power to learn what one of them learns. The first three batches of
+each rank are compared.
+
 ## Example
 ```python
 import torch
@@ -34,6 +38,8 @@ total / (labels != -100).sum().clamp(min=1)         # tensor(0., grad_fn=<DivBac
    completions. Cost: none.
 3. Tokenize what a template made with `add_special_tokens=False`. Cost: none.
 4. Raise `max_length`, or cut prompts instead of answers. Cost: memory.
+5. Give each rank rows of its own, `DataLoader(data, sampler=DistributedSampler(data))`, and call
+   `set_epoch` in each epoch. Cost: none.
 
 ## Fix safety
 All of them change training, to what the texts say.
@@ -55,7 +61,7 @@ from collections.abc import Iterator
 
 from nanstop.diagnose.evidence.reading import sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Confidence, DataFacts, Diagnosis, Evidence, TextFacts
+from nanstop.records import Confidence, DataFacts, Diagnosis, Evidence, RunFacts, TextFacts
 
 LEAST_ROWS = 8
 """Rows from which what they share is no accident."""
@@ -68,27 +74,43 @@ _Lack = tuple[Confidence, str, str]
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return what the first rows lack, the worst of it first."""
     facts = standing(evidence)
-    if facts.data is None or facts.data.num_rows < LEAST_ROWS:
+    found, same = list(_lacks(facts)), list(_given_to_all(facts))
+    if not (found or same):
         return None
-    data = facts.data
-    found = [*_unlabelled(data, facts.text), *_one_label(data, facts.text)]
-    found += [*_twice(data), *(_cut(data) or _shortened(data))]
-    if not found:
-        return None
-    (confidence, cause, advice), *others = found
+    (confidence, cause, advice), *others = (*found, *same)
+    is_seen = bool({"data", "ranks_given_same"} & set(evidence.learned))
     return Diagnosis(
         code="NS505",
-        title="the data cannot teach",
+        title="the data cannot teach" if found else "all ranks are given the same batches",
         cause=cause,
         confidence=confidence,
         lines=(*_lines(facts.data, cause), *(f"also {one[1]}" for one in others), advice),
         where=facts.host,
-        seen=sighting(evidence, "forward") if "data" in evidence.learned else None,
+        seen=sighting(evidence, "forward") if is_seen else None,
     )
 
 
-def _lines(data: DataFacts, cause: str) -> tuple[str, ...]:
+def _lacks(facts: RunFacts) -> Iterator[_Lack]:
+    data = facts.data
+    if data is not None and data.num_rows >= LEAST_ROWS:
+        yield from (*_unlabelled(data, facts.text), *_one_label(data, facts.text))
+        yield from (*_twice(data), *(_cut(data) or _shortened(data)))
+
+
+def _given_to_all(facts: RunFacts) -> Iterator[_Lack]:
+    if facts.ranks_given_same:
+        cause = (
+            f"the first batches of {facts.ranks_given_same} ranks are the same, bit for bit: "
+            "together they learn what one of them would learn"
+        )
+        advice = "give each its own rows: DataLoader(..., sampler=DistributedSampler(data))"
+        yield "likely", cause, advice
+
+
+def _lines(data: DataFacts | None, cause: str) -> tuple[str, ...]:
     """Return the lines of the script that make what is lacking, as far as they are known."""
+    if data is None:
+        return ()
     if any(cause == one for _, one, _ in (*_twice(data), *_cut(data))):
         return data.tokenized_at
     if any(cause == one for _, one, _ in _shortened(data)):

@@ -11,10 +11,11 @@ own, and the checkpoint holds the copy of one of them.
 The ranks never compare weights, they only add up gradients. Whatever one of them does beside that
 stays for good: an update that is skipped on one rank, a learning rate of its own, a weight that is
 written on one rank, a parameter that was registered after the model was wrapped, whose gradient
-nobody exchanges, a loss scale of each rank's own. From then on each gradient is the mean of
-gradients at different weights. With plain SGD the distance stays what it was; with Adam it grows,
-as each copy goes its own way: at a learning rate of 0.001 a parameter whose gradient is not
-exchanged moves by 0.001 an update on each rank, and after 1000 updates two ranks can be 2 apart.
+nobody exchanges, a call of `model.module`, after which none is, a loss scale of each rank's own.
+From then on each gradient is the mean of gradients at different weights. With plain SGD the
+distance stays what it was; with Adam it grows, as each copy goes its own way: at a learning rate of
+0.001 a parameter whose gradient is not exchanged moves by 0.001 an update on each rank, and after
+1000 updates two ranks can be 2 apart.
 
 ## Example
 ```python
@@ -38,7 +39,9 @@ for step in range(3):
 3. Keep `init_sync=True`, and load weights before wrapping or the same file on every rank.
    Cost: one broadcast when the run begins.
 4. Leave `no_sync` before the last backward ahead of each update. Cost: the exchange of gradients.
-5. Go on from a checkpoint: all ranks then load the same copy. Cost: the updates since it was saved.
+5. Call the wrapped model in training, `model(x)`, and `model.module` for what it saves and
+   evaluates. Cost: the exchange of gradients.
+6. Go on from a checkpoint: all ranks then load the same copy. Cost: the updates since it was saved.
 
 ## Fix safety
 A run whose copies have parted does not train the model that its checkpoint holds. Nothing is
@@ -91,6 +94,11 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 def _cause(found: ReplicaFacts) -> tuple[Confidence, str]:
     """Return what parted the copies, certain where no other update can have."""
+    if found.is_past_wrapper:
+        return "likely", (
+            "no update has taken gradients that the ranks had exchanged: the script calls the "
+            "model inside of DistributedDataParallel (`model.module`), which nothing calls"
+        )
     if found.last_equal is None:
         return "certain", (
             "the copies differed before the first update that was seen: the ranks have begun with "
@@ -98,6 +106,12 @@ def _cause(found: ReplicaFacts) -> tuple[Confidence, str]:
         )
     if len(set(found.num_updates)) > 1:
         return "certain", f"the ranks do not make the same updates: {_updates(found)}"
+    if found.num_late:
+        return "certain" if found.is_that_update else "likely", (
+            f"{counted(found.num_late, 'update')} since step {found.last_equal} took gradients to "
+            "which the last backward had added each rank's own after the exchange: in `no_sync`, "
+            "or by a call of `model.module`"
+        )
     if found.num_local:
         return "possible", (
             f"{counted(found.num_local, 'update')} since step {found.last_equal} took gradients "

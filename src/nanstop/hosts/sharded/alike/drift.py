@@ -21,15 +21,14 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from nanstop.hosts.sharded.board import Board
-from nanstop.hosts.sharded.comparison import (
+from nanstop.hosts.sharded.alike.comparison import (
     as_text,
     differing,
     parted,
     sample,
     with_difference,
 )
-from nanstop.hosts.sharded.copies import (
+from nanstop.hosts.sharded.alike.copies import (
     Copy,
     Told,
     at_update,
@@ -38,6 +37,7 @@ from nanstop.hosts.sharded.copies import (
     parameters_to_compare,
     with_gradients,
 )
+from nanstop.hosts.sharded.board import Board
 from nanstop.numerics.checksums import Checksums
 from nanstop.records import ReplicaFacts, SourceLine, codec
 from nanstop.replay.conditions import unrecorded
@@ -61,7 +61,7 @@ class Drift:
         self._board: Any = board
         self._rank, self._size = rank, size
         self._number = -1
-        self._num_updates = self._num_local = 0
+        self._num_updates = self._num_local = self._num_late = 0
         self._updated: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         """After which backward each optimizer has made its last update."""
         self._sums = Checksums()
@@ -103,11 +103,14 @@ class Drift:
         model: DistributedDataParallel,
         optimizer: Optimizer,
         written_at: tuple[SourceLine, ...],
+        *,
+        is_late: bool = False,
     ) -> None:
         """Look at what an update is about to take, if its backward was looked at. Synchronises the
-        device then.
+        device then. ``is_late``: see ``Replicas.updating``.
         """
         self._num_updates += 1
+        self._num_late += is_late
         self._num_local += self._updated.get(optimizer) == self._number
         self._updated[optimizer] = self._number
         copy = self._copy
@@ -133,7 +136,12 @@ class Drift:
         self._wiped = self._equal
         is_followed = is_due(self._number + 1)
         copy = copy_of(model, self._number, step, self._sums)
-        copy = replace(copy, num_updates=self._num_updates, num_local=self._num_local)
+        copy = replace(
+            copy,
+            num_updates=self._num_updates,
+            num_local=self._num_local,
+            num_late=self._num_late,
+        )
         self._copy = copy = self._looked_at(copy, model, step) if is_followed else copy
         alike = self._board.agrees(self._at("digest", copy), copy.digest)
         self._board.add(self._at("equal" if alike else "odd", copy))

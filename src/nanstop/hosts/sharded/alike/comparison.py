@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanstop.hosts.sharded.copies import Copy, Told
-from nanstop.records import ReplicaFacts
+from nanstop.hosts.sharded.alike.copies import Copy, Told
+from nanstop.records import ReplicaFacts, SourceLine
 
 MOST_VALUES = 1 << 16
 """Values of a weight that ranks tell each other, the first ones: 512 KiB as text at most."""
@@ -36,7 +36,9 @@ def parted(told: Sequence[Told]) -> ReplicaFacts | None:
     first = names[0]
     before = [one.before for one in told if one.before is not None]
     before = before if len(before) == len(told) else []
-    local = max((c.num_local - e.num_local for c, e in zip(now, before, strict=False)), default=0)
+    since = list(zip(now, before, strict=bool(before))) if before else []
+    local = max((copy.num_local - earlier.num_local for copy, earlier in since), default=0)
+    late = max((copy.num_late - earlier.num_late for copy, earlier in since), default=0)
     at_once = bool(before) and before[0].number == now[0].number - 1 and not local
     seen = before if at_once else now
     option, options = _options(before) if before and _options(before)[0] else _options(now)
@@ -53,15 +55,34 @@ def parted(told: Sequence[Told]) -> ReplicaFacts | None:
         consumed_equal=_same(seen, first, lambda copy: copy.consumed),
         is_that_update=at_once,
         looked_at=seen[0].looked_at,
-        num_updates=tuple(
-            copy.num_updates - earlier.num_updates
-            for copy, earlier in zip(now, before, strict=bool(before))
-        ),
+        num_updates=tuple(copy.num_updates - earlier.num_updates for copy, earlier in since),
         num_local=local,
+        num_late=late,
         option=option,
         options=options,
         state=_state(before),
         written_at=tuple(lines),
+    )
+
+
+def unexchanged(
+    copies: Sequence[Copy], step: int, made_at: tuple[SourceLine, ...]
+) -> ReplicaFacts | None:
+    """Return how copies differ after as many updates of each, of gradients that nothing exchanges:
+    the loss made at ``made_at`` is that of a model without its wrapper. In order of ranks; None
+    where none differs.
+    """
+    names = differing(copies)
+    if not names:
+        return None
+    return ReplicaFacts(
+        weight=names[0],
+        ranks=_minority([_of(copy, copy.weights, names[0]) for copy in copies]),
+        step=step,
+        num_differ=len(names),
+        num_compared=len(copies[0].names),
+        is_past_wrapper=True,
+        written_at=made_at,
     )
 
 

@@ -27,8 +27,8 @@ class Copy:
     ``consumed``: as its update took them, None where it took none. ``states``, ``options``: of the
     optimizer before that update. ``num_updates``: that this
     rank has come to before it, ``num_local`` of them by an optimizer that had seen no exchange
-    since its last. ``written_at``: lines of the script that have written to gradients
-    in between.
+    since its last, and ``num_late`` of gradients that a backward had added to after the exchange.
+    ``written_at``: lines of the script that have written to gradients in between.
     """
 
     number: int
@@ -43,6 +43,7 @@ class Copy:
     options: tuple[tuple[str, float], ...] = ()
     num_updates: int = 0
     num_local: int = 0
+    num_late: int = 0
     written_at: tuple[SourceLine, ...] = ()
 
     @property

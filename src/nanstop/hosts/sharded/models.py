@@ -144,15 +144,15 @@ class SharedModels:
         backward has exchanged its gradients, and have the ``session`` learn what is odd.
         """
         for model in filter(reduces, called):
-            terms, replicas = session.terms if session is not None else None, self.of((model,))
+            replicas = self.of((model,))
             if replicas is ONE_COPY:
                 continue
-            found, ranks = replicas.compare(at.step, terms), replicas.ranks
-            is_same = self._same_batches(model).compare(batch)
+            found = replicas.compare(at.step, session.terms if session is not None else None)
+            same = self._same_batches(model).compare(batch)
             if found is not None and session is not None:
                 session.learned(at=at, replicas=found)
-            if is_same and session is not None and ranks.rank == 0:
-                session.learned(at=at, ranks_given_same=ranks.size)
+            if same and session is not None and self._met().rank == 0:
+                session.learned(at=at, ranks_given_same=self._met().size)
 
     def leave(self, reason: str) -> None:
         """Take no part any more in what ranks decide together; the others learn why."""
@@ -186,10 +186,11 @@ class SharedModels:
         an update, and have the ``session`` learn how they differ. ``made_at``: the line that makes
         the loss.
         """
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return
         for model in called:
             if model not in self._past:
-                ranks = self._met()
-                self._past[model] = PastWrapper(model, self._board("past"), ranks.rank, ranks.size)
+                self._past[model] = PastWrapper(model, lambda: self._board("past"))
             found = self._past[model].updating(at.step, made_at)
             if found is not None and session is not None:
                 session.learned(at=at, replicas=found)

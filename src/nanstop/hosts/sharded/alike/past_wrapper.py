@@ -10,14 +10,16 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nanstop.hosts.sharded.alike.comparison import unexchanged
-from nanstop.hosts.sharded.alike.copies import Copy, copy_of
+from nanstop.hosts.sharded.alike.copies import Copy, copy_of, has_hook
 from nanstop.hosts.sharded.board import Board
 from nanstop.numerics.checksums import Checksums
 from nanstop.records import ReplicaFacts, SourceLine, codec
@@ -34,13 +36,13 @@ _log = logging.getLogger("nanstop")
 
 
 class PastWrapper:
-    """Of one ``model``, on the rank ``rank`` of ``size``: every rank calls ``updating`` before each
-    update of gradients that came without a wrapper.
+    """Of one ``model``: every rank calls ``updating`` before each update of gradients that came
+    without a wrapper. ``meet``: gives a board that all ranks share, with nothing else on it.
     """
 
-    def __init__(self, model: nn.Module, board: Board | None, rank: int, size: int) -> None:
-        self._model, self._rank, self._size = model, rank, size
-        self._board: Any = board
+    def __init__(self, model: nn.Module, meet: Callable[[], Board | None]) -> None:
+        self._model, self._meet = ref(model), meet
+        self._board: Board | None = None
         self._num_updates = 0
 
     def updating(self, step: int, made_at: tuple[SourceLine, ...]) -> ReplicaFacts | None:
@@ -50,30 +52,31 @@ class PastWrapper:
         (0.1 s); reads weights once, and synchronises the device, where there is one.
         """
         self._num_updates += 1
-        if self._board is None or self._num_updates not in (_WRITTEN, _READ):
-            return None
         try:
             with torch.no_grad(), unrecorded():
                 if self._num_updates == _WRITTEN:
                     self._write_down(step)
-                    return None
-                return self._read(step, made_at) if self._rank == 0 else None
+                elif self._num_updates == _READ and self._board is not None:
+                    return self._read(self._board, step, made_at)
         except Exception as error:  # nanstop is never the reason a run dies
             _log.warning("nanstop: copies are not compared (%s)", error)
-            self._board = None
-            return None
+        return None
 
     def _write_down(self, step: int) -> None:
-        wrapper = _wrapper_of(self._model)
-        if wrapper is None:
-            self._board = None
+        wrapper = _wrapper_of(self._model())
+        self._board = board = self._meet() if wrapper is not None else None
+        if wrapper is None or board is None:
             return
         copy = copy_of(wrapper, self._num_updates, step, Checksums())
-        self._board.write(f"weights/{self._rank}", codec.to_json(copy))
+        board.write(f"weights/{distributed.get_rank()}", codec.to_json(copy))
 
-    def _read(self, step: int, made_at: tuple[SourceLine, ...]) -> ReplicaFacts | None:
-        board, self._board = self._board, None
-        places = [f"weights/{rank}" for rank in range(self._size)]
+    def _read(
+        self, board: Board, step: int, made_at: tuple[SourceLine, ...]
+    ) -> ReplicaFacts | None:
+        self._board = None
+        if distributed.get_rank() != 0:
+            return None
+        places = [f"weights/{rank}" for rank in range(distributed.get_world_size())]
         end = time.monotonic() + _SECONDS
         while (texts := board.read(places)) is None and time.monotonic() < end:
             time.sleep(_PAUSE)
@@ -81,7 +84,13 @@ class PastWrapper:
         return unexchanged(copies, step, made_at) if copies else None
 
 
-def _wrapper_of(model: nn.Module) -> DistributedDataParallel | None:
-    """Return what wraps a model: nothing that is called leads there."""
+def _wrapper_of(model: nn.Module | None) -> DistributedDataParallel | None:
+    """Return what wraps a model for all processes of the run; nothing called leads there."""
     wrappers = (one for one in gc.get_objects() if type(one) is DistributedDataParallel)
-    return next((one for one in wrappers if any(m is model for m in one.module.modules())), None)
+    mine = (one for one in wrappers if any(part is model for part in one.module.modules()))
+    return next((one for one in mine if _is_of_all(one) and not has_hook(one)), None)
+
+
+def _is_of_all(wrapper: DistributedDataParallel) -> bool:
+    group: Any = wrapper.process_group
+    return group.size() == distributed.get_world_size()

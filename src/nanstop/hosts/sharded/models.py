@@ -103,11 +103,13 @@ class SharedModels:
 
     def _met(self) -> StoreRanks:
         group = _group_of_run()
-        if self._ranks is None or group is not self._group:
-            # Now, while every process is there: one that is not cannot be connected to.
-            self._ranks, self._group, self._flags = ranks_of_run(self._name), group, None
+        if self._ranks is not None and group is not self._group:
+            self._ranks = None
             for known in (self._drifts, self._batches, self._past):
                 known.clear()
+        if self._ranks is None:
+            # Now, while every process is there: one that is not cannot be connected to.
+            self._ranks, self._group, self._flags = ranks_of_run(self._name), group, None
         return self._ranks
 
     def _away(self) -> Board | None:

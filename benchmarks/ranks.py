@@ -52,13 +52,14 @@ def train(fault: bool) -> None:
     told = _Requests()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    draw = torch.Generator().manual_seed(rank)
     net: nn.Module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
     if size > 1:
         distributed.init_process_group("gloo")
         net = nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     for step in range(NUM_STEPS):
-        x = torch.randn(4, 8)
+        x = torch.randn(4, 8, generator=draw)
         if fault and step == 3 and rank == size - 1:
             x[2, 1] = float("nan")
         loss = (net(x).squeeze(-1) - x.sum(-1)).square().mean()

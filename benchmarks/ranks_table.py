@@ -17,7 +17,8 @@ extrapolated rows lie on the line through the two largest runs that were counted
 
 {table}
 
-A healthy rank asks in its first backwards whether all are watched under the same policy, and after
+A healthy rank asks in its first backwards whether all are watched under the same policy and whether
+its batches are those of the others, and after
 backwards 0, 1, 2, 4, 8, 64 and every 512th whether its copy is that of the others: the number
 of ranks makes no difference. In a failing step rank 0
 reads what each rank says to a question, and writes it down as one text, each answer once. Other

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nanstop.frozen import frozen
-from nanstop.hosts.script.window import HeldGradients, ScriptWindow
+from nanstop.hosts.loop.held_update import HeldUpdate
+from nanstop.hosts.script.window import ScriptWindow
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.numerics import host_memory
 from nanstop.numerics.tensors import nonfinite
@@ -53,7 +54,7 @@ class FailedEvaluation:
 class OpenUpdate:
     """A call of ``optimizer.step`` that has begun.
 
-    ``held``: gradients that it is not to see. ``num_evaluations``: how often it has evaluated its
+    ``held``: what it is not to see, or to do. ``num_evaluations``: how often it has evaluated its
     closure. ``evaluates``: it does so now. ``moved``: weights were moved before an evaluation.
     ``is_known``: so far its optimizer has evaluated once an update, and moved nothing before.
     ``waits``: what fails is judged when the update is over; ``failed``: the first that did.
@@ -61,7 +62,7 @@ class OpenUpdate:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.held = HeldGradients()
+        self.held = HeldUpdate(optimizer)
         self.num_evaluations = 0
         self.evaluates = False
         self.moved = False

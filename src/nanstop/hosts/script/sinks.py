@@ -243,6 +243,7 @@ class Sinks:
         self._judge_unseen(held, optimizer)
         if window.vetoed or self._judge.is_settled(optimizer):
             update.held.take(held)
+            update.held.hold_step()
         elif not window.failed:
             if self._state.accounts.is_looking:
                 self._state.account(self._state.accounts.updating, optimizer, user_line())
@@ -279,7 +280,10 @@ class Sinks:
     def _begun(self, optimizer: Optimizer) -> OpenUpdate:
         """Return an update that begins; one of this optimizer that never ended has raised."""
         places = [at for at, one in enumerate(self._open) if one.optimizer is optimizer]
-        del self._open[places[0] if places else len(self._open) :]
+        raised = self._open[places[0] if places else len(self._open) :]
+        for one in raised:
+            one.held.give_back_step()
+        del self._open[len(self._open) - len(raised) :]
         outer = self._outer()
         if outer is not None:
             self._closures.begin_inside(outer, optimizer)

@@ -98,29 +98,6 @@ class RootSearch:
                 self.begin()
 
 
-class HeldGradients:
-    """Gradients that an optimizer's step is not to see."""
-
-    def __init__(self) -> None:
-        self._held: list[tuple[Tensor, Tensor | None]] = []
-
-    def take(self, parameters: Sequence[Tensor]) -> None:
-        """Take them away.
-
-        Those of None are the only ones that every optimizer leaves out, moments and step counts
-        too.
-        """
-        self._held += [(p, p.grad) for p in parameters if p.grad is not None]
-        for parameter, _ in self._held:
-            parameter.grad = None
-
-    def give_back(self) -> None:
-        """Put them where the script left them."""
-        for parameter, gradient in self._held:
-            parameter.grad = gradient
-        self._held.clear()
-
-
 @dataclass(slots=True)
 class ScriptWindow:
     """``judged``: ids of parameters whose gradients were looked at.

@@ -95,6 +95,12 @@ def test_norms(spelled):
     assert "data" in kinds
 
 
+@pytest.mark.parametrize("gain", [lambda x: 2**x, lambda x: torch.pow(2, x), lambda x: x**3])
+def test_only_a_square_is_a_square(gain):
+    assert meaning(lambda x: (gain(x.abs()) - 1).sum(-1), x=X).isdisjoint({"norm", "square"})
+    assert "total" in meaning(lambda x: (gain(x) / torch.arange(2, 5).log2()).sum(-1), x=X)
+
+
 PROBABILITIES = {
     "softmax": lambda x: x.softmax(-1),
     "sigmoid": lambda x: torch.sigmoid(x),

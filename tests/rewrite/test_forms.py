@@ -343,6 +343,12 @@ GUARDED = {
         "return torch.cov(x.T, correction=min(1, x.T.shape[-1] - 1))"
     ),
     ("return torch.acos(y)*x", "acos"): "return torch.acos(y.clamp(-1 + 1.2e-7, 1 - 1.2e-7))*x",
+    ("return torch.atan2(x, y).cos()", "atan2"): (
+        "return torch.atan2(x, y.masked_fill((x == 0) & (y == 0), 1)).cos()"
+    ),
+    ("return x.arctan2(x * y)", "atan2"): (
+        "return x.arctan2(below.masked_fill((x == 0) & (below == 0), 1))"
+    ),
     ("return x*(1 + y).acosh()", "acosh"): "return x*(1 + y).clamp(min=1 + 1.2e-7).acosh()",
     ("return torch.where(y > 0, torch.log(x * y), 0)", "log"): (
         "return torch.where(y > 0, torch.log(torch.where(y > 0, x * y, 1)), 0)"

@@ -83,7 +83,8 @@ class OpInputs:
         """Return what an op of a trace is and reads;
         in place (``add_``) or not is the same kind.
         """
-        return cls(op_kind(op.name), op.scalars, op.inputs, tuple(kinds))
+        raises = op.name == "aten.pow.Scalar"  # 2 ** x: its number is what is raised
+        return cls(op_kind(op.name), () if raises else op.scalars, op.inputs, tuple(kinds))
 
 
 def descents(trace: Trace, masks: Collection[str] = ()) -> tuple[Kinds, ...]:

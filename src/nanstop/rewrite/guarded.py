@@ -281,6 +281,19 @@ def _above_one(draft: Draft, found: Operation) -> str:
     return _with_operand(draft, found, 0, f"{operand}.clamp(min=1 + {edge})")
 
 
+def _angle(draft: Draft, found: Operation) -> str | None:
+    """Of what is not 0 twice, and of (0, 1) there."""
+    if len(found.args) != 2 or found.keywords:
+        return None
+    above, below = (
+        draft.twice(one, name) for one, name in zip(found.args, ("above", "below"), strict=True)
+    )
+    above, below = (one if one.isidentifier() else f"({one})" for one in (above, below))
+    both = f"({above} == 0) & ({below} == 0)"
+    text = f"{below}.masked_fill({both}, 1)"
+    return _with_operand(draft, found, 1, f"({text})" if found.is_method else text)
+
+
 def _mean(draft: Draft, found: Operation) -> str | None:
     """Return the sum over a count of at least 1."""
     if set(found.keywords) - {"dim", "keepdim"} or len(found.args) > 2:
@@ -371,6 +384,7 @@ _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "rsqrt": _inverse,
     "pow": _root,
     "acosh": _above_one,
+    "atan2": _angle,
     **dict.fromkeys(("acos", "asin", "atanh"), _edged),
     "mean": _mean,
     **dict.fromkeys(("std", "var", "std_mean", "var_mean", "cov"), _deviation),

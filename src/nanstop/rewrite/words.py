@@ -32,6 +32,8 @@ _GUARDED: Mapping[str, str] = {
     "softmax": "fill the rows of which all is masked with 0 before and after the softmax",
     "mean": "take the sum over `max(count, 1)` in place of the mean of a selection",
     "std": "take `correction=min(1, count - 1)`: the deviation of one value is 0 then",
+    "atan2": "keep its two numbers from being 0 at once: `torch.atan2(y, "
+    "x.masked_fill((y == 0) & (x == 0), 1))`",
     "acosh": "keep what it reads above 1: `.clamp(min=1 + 1.2e-7)`",
     "acos": "clamp what it reads to within -1 + 1.2e-7 and 1 - 1.2e-7",
     "nll_loss_forward": 'take `reduction="sum"` over the number of labels, at least 1',

@@ -30,6 +30,7 @@ BROKEN = {
     "power of what is negative": (lambda x: (x - 1.0) ** 1.5, ROWS),
     "learned power": (lambda x: (x - 1.0).pow(torch.tensor(2.9)).mean(1), ROWS),
     "log": (lambda x: x.sum(1).log(), ROWS),
+    "log of what is negative": (lambda x: torch.log(1.0 - x), ROWS),
     "x log y": (lambda x: torch.xlogy(torch.tensor(2.0), x).sum(1), ROWS),
     "x log x": (lambda x: x * x.log(), ROWS),
     "arc cosine": (lambda x: torch.acos(x / 4.0), ROWS),
@@ -42,6 +43,7 @@ BROKEN = {
     "deviation and mean of one": (lambda x: torch.cat(torch.std_mean(x[:, :1], 1)), ROWS),
     "covariance of one": (lambda x: torch.cov(x[:, :1]), ROWS),
     "log of more": (lambda x: torch.log1p(-x / 4.0), ROWS),
+    "log of more than that": (lambda x: (-x).log1p(), ROWS),
     "a count of Python's": (lambda x: x.sum(1) / 0, ROWS),
     "a vector of zeros in half": (lambda x: F.normalize(x.half(), dim=-1).float(), ROWS),
     "labels": (lambda x: F.cross_entropy(x, torch.tensor([-100, -100])), ROWS),
@@ -108,6 +110,33 @@ def test_only_from_the_edge_on_is_an_arc_flat():
     assert torch.equal(guarded, plain)
     assert torch.equal(gradient[0, [0, 3]], slope[0, [0, 3]])
     assert not gradient[0, 1:3].any()
+
+
+@pytest.mark.parametrize(
+    "angle",
+    [
+        lambda x, y: torch.atan2(x, y),
+        lambda x, y: torch.arctan2(input=x, other=y),
+        lambda x, y: x.atan2(y),
+    ],
+)
+def test_an_angle_of_nothing_has_derivatives_of_its_derivatives(angle):
+    def slopes(made, x):
+        (slope,) = torch.autograd.grad(made.sum(), x, create_graph=True)
+        return slope.square().sum(1)
+
+    compute = lambda x: slopes(angle(x[:, 0], x[:, 1]), x)  # noqa: E731
+    some = torch.where(ROWS == 0, torch.full_like(ROWS, 0.5), ROWS)
+    assert not graded(compute, ROWS)[1][0].isfinite().all()
+    place = f"{angle.__code__.co_filename}:{angle.__code__.co_firstlineno}"
+    atom = Atom(remedy="form", target=place, value="guarded")
+    with applied(View(torch.nn.Identity()), (atom,)):
+        guarded, (gradient,) = graded(compute, ROWS)
+        healthy = graded(compute, some)
+    assert guarded.isfinite().all()
+    assert gradient.isfinite().all()
+    for one, other in zip(graded(compute, some), healthy, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_attention_of_a_hidden_row_is_0():

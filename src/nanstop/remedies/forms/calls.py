@@ -19,6 +19,7 @@ _SAME |= {"multiply": "mul", "clip": "clamp", "arccos": "acos", "arcsin": "asin"
 _SAME |= {
     "arccosh": "acosh",
     "arctanh": "atanh",
+    "arctan2": "atan2",
     "negative": "neg",
     "special_expit": "sigmoid",
     "special_xlogy": "xlogy",

@@ -88,13 +88,15 @@ def _power(call: Call) -> Tensor | None:
 
 
 def _logarithm(call: Call) -> Tensor | None:
-    """Return log with that of the smallest number for 0. A negative number has none."""
+    """Return log with that of the smallest number for 0, and for a negative number, which has none:
+    what a clamp under it gives.
+    """
     read = call.read
     if read is None or not read.is_floating_point():
         return None
     least = torch.finfo(read.dtype).tiny
     value = float(call.function(torch.tensor(least, dtype=torch.float64)))
-    return _replaced(call, read == 0, 1.0, value)
+    return _replaced(call, read <= 0, 1.0, value)
 
 
 def _times_logarithm(call: Call) -> Tensor | None:
@@ -110,12 +112,20 @@ def _times_logarithm(call: Call) -> Tensor | None:
 
 
 def _log_of_more(call: Call) -> Tensor | None:
-    """Return log(1 + x) with that of the spacing at 1 for x = -1."""
+    """Return log(1 + x) with that of the spacing at 1 for x = -1, and for what is below it."""
     read = call.read
     if read is None or not read.is_floating_point():
         return None
     value = math.log(torch.finfo(read.dtype).eps)
-    return _replaced(call, read == -1, 0.0, value)
+    return _replaced(call, read <= -1, 0.0, value)
+
+
+def _angle(call: Call) -> Tensor | None:
+    """Return atan2, 0 where both numbers are 0: that has no direction."""
+    above, below = call.argument(0, "input"), call.argument(1, "other")
+    if not isinstance(above, Tensor) or not isinstance(below, Tensor):
+        return None
+    return torch.atan2(above, below.masked_fill((above == 0) & (below == 0), 1))
 
 
 def _within(low: float, high: float, harmless: float) -> Callable[[Call], Tensor | None]:
@@ -262,6 +272,7 @@ _GUARDS: Mapping[str, Callable[[Call], Any]] = {
     "log1p": _log_of_more,
     "xlogy": _times_logarithm,
     **dict.fromkeys(("acos", "asin", "atanh"), _within(-1.0, 1.0, 0.0)),
+    "atan2": _angle,
     "acosh": _within(1.0, math.inf, 2.0),
     "softmax": _softmax,
     "log_softmax": _softmax,

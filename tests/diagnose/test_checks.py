@@ -840,6 +840,22 @@ def test_update_tells_the_optimizers_own_arithmetic_from_its_range(op, inputs, b
     assert said in check("NS402", evidence(found, half_head(dtype="float32"))).cause
 
 
+@pytest.mark.parametrize(("wider", "confidence"), [("nonfinite", "likely"), ("finite", "possible")])
+def test_what_has_no_value_in_an_update_is_its_own_arithmetic(wider, confidence):
+    root = event(
+        phase="optimizer",
+        op="aten.pow.Tensor_Scalar",
+        inputs=(stats("float32", minimum=-4e-9),),
+        outputs=(stats("float32", nan=6),),
+        scalars=(-0.25,),
+        wider=wider,
+    )
+    found = localization(root, reaches=("score.weight",))
+    made = check("NS402", evidence(found, half_head(dtype="float32")))
+    assert made.confidence == confidence
+    assert ("`pow` has no value for these numbers" in made.cause) == (wider == "nonfinite")
+
+
 def test_an_update_of_a_rate_beyond_all_weights_is_no_formats_doing():
     facts = half_head()
     far = replace(facts.optimizer, step=StepLength(lr=5e4, length=5e4, weight=0.1))

@@ -103,6 +103,18 @@ def test_a_deviation_of_several_is_what_it_was(compute):
     assert torch.equal(gradient.nan_to_num(), slope.nan_to_num())
 
 
+def test_a_whole_power_that_is_learned_has_a_slope_at_negative_numbers():
+    x, p = torch.tensor([[3.0, -4.0, 0.5], [0.2, 0.0, 1.0]]), torch.tensor(3.0)
+    compute = lambda x, p: x.pow(p)  # noqa: E731
+    assert not graded(compute, x, p)[1][1].isfinite()
+    guarded, (gradient, slope) = under_form(compute, x, p, value="guarded", remedy="form")
+    assert slope.isfinite()
+    assert torch.equal(guarded[x >= 0], x.pow(3.0)[x >= 0])
+    assert torch.equal(gradient[x > 0], (3.0 * x.square())[x > 0])
+    fixed, _ = under_form(lambda x: x.pow(torch.tensor(3.0)), x, value="guarded", remedy="form")
+    assert torch.equal(fixed, x.pow(3.0))
+
+
 def test_only_from_the_edge_on_is_an_arc_flat():
     near = torch.tensor([[1 - 2**-24, 1.0, -1.0, 0.5]])
     plain, (slope,) = graded(torch.acos, near)

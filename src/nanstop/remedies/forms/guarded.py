@@ -73,7 +73,7 @@ def _root(call: Call) -> Tensor | None:
 
 def _power(call: Call) -> Tensor | None:
     """Return the power, 0 at 0 where the derivative is infinite, and for a negative number to a
-    power that is not whole.
+    power that is not whole, or whose own derivative is asked for: that has its logarithm.
     """
     read, given = call.read, call.argument(1, "exponent")
     if read is None or not isinstance(given, int | float | Tensor):
@@ -81,7 +81,8 @@ def _power(call: Call) -> Tensor | None:
     if isinstance(given, int | float) and given >= 1 and float(given).is_integer():
         return None
     exponent = torch.as_tensor(given, device=read.device)
-    bad = (read == 0) & (exponent < 1) | (read < 0) & (exponent != exponent.round())
+    whole = (exponent == exponent.round()) & (not exponent.requires_grad)
+    bad = (read == 0) & (exponent < 1) | (read < 0) & ~whole
     if not inside_transform() and not bad.any():  # in one no value is read
         return None
     return _replaced(call, bad, 1.0, 1.0 if isinstance(given, int | float) and given == 0 else 0.0)

@@ -276,6 +276,8 @@ def _own_arithmetic(event: OpEvent) -> str:
     divisors = event.inputs[1:2] if made in DIVISIONS else ()
     if any(divisor.zeros for divisor in divisors):
         return f"`{made}` by 0"
+    if event.wider == "nonfinite":
+        return f"`{made}` has no value for these numbers, in no format"
     return ""
 
 

@@ -867,6 +867,26 @@ def test_an_update_of_a_rate_beyond_all_weights_is_no_formats_doing():
     assert "eps" in check("NS402", evidence(UPDATE, replace(facts, optimizer=near))).cause
 
 
+@pytest.mark.parametrize(
+    ("descent", "read_by", "is_bounded"),
+    [
+        (("data", "parameter"), ("mul",), True),
+        (("parameter",), ("sub", "mul"), True),
+        (("data", "parameter"), ("sum", "div"), False),
+        (("data", "parameter"), ("add", "log"), False),
+        (("data", "parameter", "total"), ("mul",), False),
+        (("data", "log_probability", "parameter"), ("mul",), False),
+        (("data",), ("mul",), False),
+    ],
+)
+def test_a_bound_is_named_for_an_exponential_that_no_logarithm_follows(
+    descent, read_by, is_bounded
+):
+    root = replace(EXPONENTIAL, descent=(descent,), read_by=read_by)
+    lines = check("NS207", evidence(localization(root))).lines
+    assert any("clamp(max=" in line for line in lines) == is_bounded
+
+
 def test_update_of_a_zero_row_offers_to_initialise_it():
     found = localization(event(phase="optimizer"), reaches=("embed.weight",))
     facts = RunFacts(token_rows=(ZERO_ROWS,))

@@ -55,6 +55,11 @@ from nanstop.records.formats import NARROW, SMALLEST
 from nanstop.wording import number
 
 EXPONENTIALS = ("exp", "exp2", "expm1", "sinh", "cosh")
+BOUND = (
+    "a log-variance, a log-scale or a log-rate is usually bounded before: `.clamp(max=20)`, or "
+    "whichever bound the model allows"
+)
+_FOLLOWED = frozenset({"sum", "mean", "div", "reciprocal", "log", "log1p", "cumsum", "logsumexp"})
 LOGARITHMS = ("log", "log1p", "log2", "log10", "xlogy")
 
 
@@ -77,7 +82,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=f"`{op_name(event.op)}` leaves the range of {output.dtype}",
         cause=cause,
         confidence="certain",
-        lines=(*rounded_at(evidence), *_beyond(evidence, event, output)),
+        lines=(*rounded_at(evidence), *_beyond(evidence, event, output), *_bound(event)),
         remedies=at_the_line(evidence),
         where=event.module,
     )
@@ -167,6 +172,20 @@ def _beyond(evidence: Evidence, event: OpEvent, output: TensorStats) -> tuple[st
     if event.wider == "finite" and output.dtype == "float32":
         return ("finite in float64, whose exponential ends at an argument of 709",)
     return ()
+
+
+def _bound(event: OpEvent) -> tuple[str, ...]:
+    """Return what is typed for an exponential that is wanted as it is, of what a model makes: no
+    logarithm, sum or quotient follows that a stable form could take it into.
+
+    Where sums are exponentiated a bound bends what float64 has a value for.
+    """
+    read = operand(event, 0)
+    if event.name != "exp" or read is None or not event.read_by:
+        return ()
+    if not read.is_a("parameter") or read.is_a("total", "log_probability", "log_ratio"):
+        return ()
+    return () if _FOLLOWED.intersection(event.read_by) else (BOUND,)
 
 
 RULE = Rule(

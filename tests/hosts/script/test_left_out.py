@@ -59,6 +59,42 @@ def test_each_way_to_ask_whether_a_number_is_bad(tmp_path, check):
     assert session.found[0].op == "aten.log.default"
 
 
+ZERO = "torch.zeros(1, requires_grad=True)"
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        f"if not torch.isfinite(loss): loss = {ZERO}.sum()",
+        f"loss = {ZERO} if torch.isnan(loss).any() else loss",
+        "if loss != loss: loss = torch.tensor(0.0, requires_grad=True)",
+        "if math.isnan(loss.item()): loss = out.detach().sum().mul(0.0).requires_grad_()",
+    ],
+)
+def test_a_loss_that_is_replaced_because_it_is_bad(tmp_path, check):
+    session = ReplayingSession()
+    ending = trained(tmp_path, check, session, is_bad=True)
+    assert session.steps == [2]
+    assert session.found[0].line == BORN
+    assert same(ending["PARAMETERS"], trained(tmp_path, check, is_bad=True)["PARAMETERS"])
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        f"if loss < 0.05: loss = {ZERO}.sum()",
+        f"if torch.isnan(loss) or step % 2: loss = {ZERO}",
+        "if not torch.isfinite(loss): loss = loss.detach()",
+        f"finite = torch.isfinite(out).all().item(); ({ZERO} * loss.item()).backward()",
+    ],
+)
+def test_a_loss_that_is_replaced_for_another_reason(tmp_path, check):
+    session = ReplayingSession()
+    watched = trained(tmp_path, check, session)
+    assert session.steps == []
+    assert same(watched["PARAMETERS"], trained(tmp_path, check)["PARAMETERS"])
+
+
 MASKED = "out.masked_fill(out < out.max() + (step % 2) - 0.5, -math.inf)"
 
 

@@ -280,6 +280,7 @@ class Calls:
 
     def _backward(self, original: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
         raw = tensors(self._unscaled(loss))
+        self._judge.left_out.look_at_replaced(raw)
         micro = self._state.micro or self._state.begin_without_model(raw)
         if micro is None or self._state.window.closed:
             self._state.drop()

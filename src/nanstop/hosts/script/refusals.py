@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -31,6 +32,8 @@ from nanstop.tracebacks import passes_through, raised_in
 __tracebackhide__ = passes_through
 
 Looking = Callable[[str], AbstractContextManager[None]]
+_MOST_STEPS = 16
+"""Of autograd, that a number may be made in that a script puts in the place of a loss."""
 _MOST_IN_VAIN = 8
 """Questions that turned out to be of ordinary numbers, after which no more is run again."""
 
@@ -234,8 +237,22 @@ class LeftOut:
         There is no update to hold back.
         """
         micro = self._state.micro
-        if micro is None or micro.loss is not None:
+        if micro is not None and micro.loss is None:
+            self._look_at(micro)
+
+    def look_at_replaced(self, losses: Sequence[Tensor]) -> None:
+        """Report the open micro-batch as ``look`` does if it has been asked something, and
+        ``losses``, of which a backward is about to begin, are made of no parameter: a script may
+        put a number of its own in the place of a loss that is not finite.
+        """
+        micro = self._state.micro
+        if micro is None or micro.loss is not None or not losses:
             return
+        asked = micro.tape.questions
+        if (asked.looked_at or asked.last) is not None and not is_of_parameters(losses):
+            self._look_at(micro.until_now())
+
+    def _look_at(self, micro: TapedMicro) -> None:
         question = self._to_try(micro)
         is_read = micro.given_up()
         if not is_read and question is None:
@@ -248,7 +265,8 @@ class LeftOut:
                 step = self._steps.step(window, None, ())
                 if self._is_of_bad(step, micro, None if is_read else question):
                     self._state.met_failure = True
-                    self._state.drop()
+                    if micro is self._state.micro:
+                        self._state.drop()
                     self._controller.given_up(step)
         finally:
             window.micros.remove(micro)
@@ -298,6 +316,22 @@ class LeftOut:
         else:
             micro.loss, micro.tape.losses = None, []
         return is_bad
+
+
+def is_of_parameters(losses: Iterable[Tensor]) -> bool:
+    """Return whether what has made some losses reads a parameter, or is more than a few steps of
+    autograd: the graph of a model. No device work.
+    """
+    waiting, seen = [one.grad_fn for one in losses], set[Any]()
+    while waiting and len(seen) < _MOST_STEPS:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(getattr(node, "variable", None), nn.Parameter):
+            return True
+        waiting += [one for one, _ in node.next_functions]
+    return bool(waiting)
 
 
 def _comes_to_bad(micro: TapedMicro, error: Exception) -> bool:

@@ -140,3 +140,43 @@ def test_values_that_the_program_itself_refuses():
         place = found(model, loss_fn, x=x)
         assert (place.key.module, place.key.op) == ("0", "aten.addmm.default")
         assert place.reaches == ("exception",)
+
+
+class Densities(nn.Module):
+    """Normal densities whose covariance is 0 at one of them: exp(-Inf) is 0, and finite."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([1.0, 0.0, 2.0]))
+        self.mean = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x):
+        det = self.scale * self.scale
+        inv = 1.0 / det
+        power = inv * (x[:, None] - self.mean).square()
+        return torch.exp(-0.5 * power).sum()
+
+    def chosen(self, x):
+        det = self.scale * self.scale
+        root = det.sqrt().log()
+        return torch.where(det > 0, root * self.scale, 0.0).sum()
+
+    def one_line(self, x):
+        det = self.scale.abs()
+        return torch.where(det > 0, det.log(), 0.0).sum()
+
+
+@pytest.mark.parametrize(
+    ("loss", "text", "phase"),
+    [
+        ("forward", "inv = 1.0 / det", "forward"),
+        ("chosen", "root = det.sqrt().log()", "forward"),
+        ("one_line", "return torch.where(det > 0, det.log(), 0.0).sum()", "backward"),
+    ],
+)
+def test_an_infinity_that_a_derivative_of_another_line_reads_is_named_where_it_was_made(
+    loss, text, phase
+):
+    place = found(Densities(), lambda m, b: getattr(m, loss)(b["x"]), x=torch.tensor([0.5, 0.1]))
+    assert place.first_bad.source.text == text
+    assert place.key.phase == phase

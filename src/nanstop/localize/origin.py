@@ -20,7 +20,6 @@ from nanstop.records import (
     FailureKind,
     Localization,
     OpEvent,
-    Phase,
     Position,
     TensorStats,
 )
@@ -34,7 +33,6 @@ from nanstop.tracing.recorder import Op, Trace, Value
 _OUTSIDE = "the bad value was written outside any operation that torch dispatches"
 _OTHER_PATH = "the second recorded run took another path"
 _SIGNAL: Kinds = frozenset({"parameter", "state", "data"})
-_MADE_LATE: tuple[Phase, ...] = ("backward", "optimizer", "recompute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +170,8 @@ class FailureOrigin:
         if "loss" not in self.reaches and not self._error:
             # Forward ended finite: an infinity that it discarded is only the cause if its format
             # was too narrow, or where a derivative of another line reads it.
-            ops, births = self.trace.ops, (*self._births.inf, *self._births.nan)
-            late = {ops[i].line for i in births if ops[i].phase in _MADE_LATE}
-            read = {i for i in real if ops[i].phase in _MADE_LATE or ops[i].line not in late}
-            real = [i for i in real if i in read or self._is_overflow(i)]
+            late = slicing.read_late(self.trace, self._births)
+            real = [i for i in real if i in late or self._is_overflow(i)]
         placed = [i for i in self._births.inf if slicing.is_placed(self.trace.ops[i])]
         computed = [i for i in self._births.inf if i not in placed]
         spoiling = (computed or placed) if "loss" in self.reaches else []

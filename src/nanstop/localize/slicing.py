@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator
 
 from nanstop.frozen import frozen
 from nanstop.numerics.tensors import format_name
-from nanstop.records import FailureKind, TensorStats, op_name
+from nanstop.records import FailureKind, Phase, TensorStats, op_name
 from nanstop.tracing.operators import FILLS, NAN_DROPS
 from nanstop.tracing.recorder import Op, Trace, Value
+
+_MADE_LATE: tuple[Phase, ...] = ("backward", "optimizer", "recompute")
 
 
 @frozen
@@ -148,6 +150,26 @@ def bad_writers(trace: Trace, value: Value) -> Iterator[tuple[int, int | None]]:
     for index, output in _seen_writes(trace, value):
         if output is not None and (output.slot < 0 or range_of(trace, output).is_bad):
             yield index, output.lane
+
+
+def read_late(trace: Trace, births: Births) -> frozenset[int]:
+    """Return those of the infinities that were made after the forward pass, that stand at a line
+    whose own derivative is not bad, or that a bad derivative of another line reads.
+    """
+    ops = trace.ops
+    late = [i for i in (*births.inf, *births.nan) if ops[i].phase in _MADE_LATE]
+    bad = {i: [v for v in ops[i].inputs if _carries(trace, v)] for i in late}
+    read = {i: trace_back(trace, values).inf for i, values in bad.items()}
+    lines = {ops[i].line for i in late}
+
+    def is_read(index: int) -> bool:
+        return any(index in read[i] and ops[i].line != ops[index].line for i in late)
+
+    return frozenset(
+        i
+        for i in births.inf
+        if ops[i].phase in _MADE_LATE or ops[i].line not in lines or is_read(i)
+    )
 
 
 def with_dropped(trace: Trace, births: Births) -> Births:

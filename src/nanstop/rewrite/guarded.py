@@ -9,6 +9,8 @@ from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.operations import (
     FILLS,
     Operation,
+    comes_from,
+    compares_cheap,
     is_cheap,
     is_one,
     number_of,
@@ -131,16 +133,12 @@ def _in_where(draft: Draft, found: Operation) -> str | None:
 def _chosen(draft: Draft, found: Operation, condition: ast.expr, *, first: bool) -> str | None:
     place = 1 if found.name == "div" else 0
     harmless = "1" if found.name == "div" else _HARMLESS.get(found.name)
-    if harmless is None or (not is_cheap(condition) and not _compares_cheap(condition)):
+    if harmless is None or (not is_cheap(condition) and not compares_cheap(condition)):
         return None
     value = draft.source.segment(found.args[place])
     choice = f"{value}, {harmless}" if first else f"{harmless}, {value}"
     text = f"{draft.torch('where')}({draft.source.segment(condition)}, {choice})"
     return _with_operand(draft, found, place, text)
-
-
-def _compares_cheap(node: ast.expr) -> bool:
-    return isinstance(node, ast.Compare) and all(map(is_cheap, (node.left, *node.comparators)))
 
 
 def _inverse(draft: Draft, found: Operation) -> str:
@@ -218,7 +216,7 @@ def _divided(draft: Draft, found: Operation) -> str | None:
     divisor = found.args[1]
     if _is_integer(draft, divisor):  # 0, or 1 at least
         return _with_operand(draft, found, 1, f"max({draft.source.segment(divisor)}, 1)")
-    if draft.by_number or _comes_from(draft.meant(divisor), _NUMBERS, _NUMBER_METHODS):
+    if draft.by_number or comes_from(draft.meant(divisor), _NUMBERS, _NUMBER_METHODS):
         return _with_operand(draft, found, 1, f"({draft.source.segment(divisor)} or 1)")
     if draft.counted and not draft.masked:
         text = f"{draft.source.operand(divisor)}.clamp(min=1)"
@@ -239,15 +237,7 @@ def _is_integer(draft: Draft, node: ast.expr) -> bool:
     meant = draft.meant(node)
     shape = meant.value if isinstance(meant, ast.Subscript) else None
     sized = isinstance(shape, ast.Attribute) and shape.attr == "shape"
-    return sized or _comes_from(meant, _INTEGERS, _INTEGER_METHODS)
-
-
-def _comes_from(node: ast.AST, functions: Collection[str], methods: Collection[str]) -> bool:
-    """Return whether a value is what one of Python's functions, or a method, returns."""
-    func = node.func if isinstance(node, ast.Call) else None
-    if isinstance(func, ast.Name):
-        return func.id in functions
-    return isinstance(func, ast.Attribute) and func.attr in methods
+    return sized or comes_from(meant, _INTEGERS, _INTEGER_METHODS)
 
 
 def _normalized(draft: Draft, found: Operation) -> str | None:
@@ -290,8 +280,8 @@ def _angle(draft: Draft, found: Operation) -> str | None:
     )
     above, below = (one if one.isidentifier() else f"({one})" for one in (above, below))
     both = f"({above} == 0) & ({below} == 0)"
-    text = f"{below}.masked_fill({both}, 1)"
-    return _with_operand(draft, found, 1, f"({text})" if found.is_method else text)
+    ends = "()" if found.is_method else ("", "")
+    return _with_operand(draft, found, 1, f"{ends[0]}{below}.masked_fill({both}, 1){ends[1]}")
 
 
 def _mean(draft: Draft, found: Operation) -> str | None:

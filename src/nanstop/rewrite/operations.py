@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from nanstop.rewrite.source import Source
@@ -208,3 +208,16 @@ def infinity_of(source: Source, node: ast.AST) -> float | None:
 def same(first: ast.AST, second: ast.AST) -> bool:
     """Return whether two nodes spell one thing."""
     return ast.dump(first) == ast.dump(second)
+
+
+def compares_cheap(node: ast.expr) -> bool:
+    """Return whether a comparison may be written twice."""
+    return isinstance(node, ast.Compare) and all(map(is_cheap, (node.left, *node.comparators)))
+
+
+def comes_from(node: ast.AST, functions: Collection[str], methods: Collection[str]) -> bool:
+    """Return whether a value is what one of Python's functions, or a method, returns."""
+    func = node.func if isinstance(node, ast.Call) else None
+    if isinstance(func, ast.Name):
+        return func.id in functions
+    return isinstance(func, ast.Attribute) and func.attr in methods

@@ -275,9 +275,7 @@ def _angle(draft: Draft, found: Operation) -> str | None:
     """Of what is not 0 twice, and of (0, 1) there."""
     if len(found.args) != 2 or found.keywords:
         return None
-    above, below = (
-        draft.twice(one, name) for one, name in zip(found.args, ("above", "below"), strict=True)
-    )
+    above, below = draft.twice(found.args[0], "above"), draft.twice(found.args[1], "below")
     above, below = (one if one.isidentifier() else f"({one})" for one in (above, below))
     both = f"({above} == 0) & ({below} == 0)"
     ends = "()" if found.is_method else ("", "")

@@ -106,3 +106,76 @@ def test_a_part_that_other_parts_not_of_the_model_teach(tmp_path):
         return (out - x).square().mean() + 1e-3 * model.encoder(x).square().mean()
 
     assert "NS114" not in findings_of(tmp_path, lambda: trained(rounded, loss_of=taught))
+
+
+def minus_itself(_model, out, x):
+    score = out.log_softmax(-1)
+    old = score
+    return (score - old).exp()
+
+
+def divided_by_its_sum(_model, out, x):
+    weights, _ = out.softmax(-1).topk(1)
+    return weights / (weights.sum(-1, keepdim=True) + 1e-20)
+
+
+def minus_a_mean_of_one(_model, out, x):
+    return (out[:, :1] - out[:, :1].mean(-1, keepdim=True)).exp()
+
+
+@pytest.mark.parametrize("ratio", [minus_itself, divided_by_its_sum, minus_a_mean_of_one])
+def test_what_is_compared_with_itself_is_told_with_its_line(tmp_path, ratio):
+    def trained_beside(detached):
+        model = Coder(nn.Identity())
+        model.value = nn.Linear(8, 8)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+        for step in range(12):
+            torch.manual_seed(step)
+            x = torch.randn(16, 8)
+            weight = ratio(model, model(x), x)
+            if detached:
+                weight = weight.detach()
+            loss = (weight * x).mean() + (model.value(x) - x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    found = findings_of(tmp_path, lambda: trained_beside(detached=False))["NS114"]
+    assert "a part is compared with itself" in found.title
+    assert "encoder.0.weight`" in found.cause
+    assert "8 tensors" in found.cause
+    line = {
+        minus_itself: "score - old",
+        divided_by_its_sum: "weights / (",
+        minus_a_mean_of_one: "out[:, :1] - out",
+    }
+    assert any(line[ratio] in one for one in found.lines)
+
+
+def test_all_that_is_trained_is_compared_with_itself(tmp_path):
+    def loss_of(_model, out, x):
+        score = out.log_softmax(-1)[:, 0]
+        ratio = (score - score).exp()
+        return -(ratio * x[:, 0]).mean()
+
+    found = findings_of(tmp_path, lambda: trained(nn.Identity(), loss_of=loss_of))["NS114"]
+    assert "all that is trained is compared with itself" in found.title
+    assert "(score - score).exp()" in found.usual_cure
+
+
+def detached(_model, out, x):
+    score = out.log_softmax(-1)
+    return -((score - score.detach()).exp() * x).mean() + 1e-9 * out.square().mean()
+
+
+def twins_at_first(_model, out, x):
+    return (out - 1.0 * out).square().mean() + (out - x).square().mean()
+
+
+def a_bias_before_a_norm(model, out, x):
+    return (torch.nn.functional.batch_norm(out, None, None, training=True) - x).square().mean()
+
+
+@pytest.mark.parametrize("loss_of", [detached, twins_at_first, a_bias_before_a_norm])
+def test_what_is_compared_with_another_or_learns_all_the_same(tmp_path, loss_of):
+    assert "NS114" not in findings_of(tmp_path, lambda: trained(nn.Identity(), loss_of=loss_of))

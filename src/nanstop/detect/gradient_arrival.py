@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -224,12 +225,13 @@ class NeverReached:
         if cut:
             return replace(path, cut=cut, cut_at=line, lost_at=lost)
         flat, self.flat = self.flat, []
-        behind, line = passed_by(step, flat) if _matters(step, flat) else ([], "")
-        if not behind:
+        found = passed_by(step, flat, partial(_matters, step)) if flat else None
+        if found is None:
             return None
         self._told = True
         names = {id(p): name for name, p in step.view.root.named_parameters()}
-        return replace(path, behind=tuple(names.get(id(p), "?") for p in behind), flat_at=line)
+        behind = tuple(names.get(id(p), "?") for p in found.parameters)
+        return replace(path, behind=behind, flat_at=found.line, is_own=found.is_own)
 
     def _cut_off(self, step: Step) -> tuple[tuple[str, ...], str, str]:
         """Return the names of what is cut off, the line that runs it without a graph, and the one

@@ -87,9 +87,11 @@ def none_arrives(step: Step, path: GradientPath, elsewhere: float) -> GradientPa
     if zeroed_at is not None:
         return replace(path, zeroed_at=zeroed_at)
     trained = {n: p for n, p in step.view.root.named_parameters() if p.requires_grad}
-    found, line = passed_by(step, tuple(trained.values()))
-    behind = tuple(n for n, p in trained.items() if any(p is one for one in found))
-    return replace(path, behind=behind, flat_at=line) if behind else None
+    found = passed_by(step, tuple(trained.values()))
+    if found is None:
+        return None
+    behind = tuple(n for n, p in trained.items() if any(p is one for one in found.parameters))
+    return replace(path, behind=behind, flat_at=found.line, is_own=found.is_own)
 
 
 def stuck(step: Step) -> tuple[str, ...]:

@@ -187,8 +187,9 @@ class GradientPath:
     first updates although the loss depends on them, or whose module is only run without a graph;
     ``cut_at``: FILE:LINE of that. ``lost_at``: FILE:LINE of what leaves the graph, where one does.
     ``behind``: tensors whose gradients were zeros in its first updates, and are none with the
-    operation at ``flat_at`` (FILE:LINE) passed by, whose derivative is 0. ``zeroed_at``: the
-    line that multiplies the whole loss by a 0 which stands there.
+    operation at ``flat_at`` (FILE:LINE) passed by, whose derivative is 0: a step's, or ``is_own``,
+    that of a difference or a quotient of equals. ``zeroed_at``: the line that multiplies the whole
+    loss by a 0 which stands there.
     ``replaced``: parameters with gradients that are in no optimizer and have taken the place of
     those that it holds, later than update ``replaced_after``.
     """
@@ -206,6 +207,7 @@ class GradientPath:
     lost_at: str = ""
     behind: tuple[str, ...] = ()
     flat_at: str = ""
+    is_own: bool = False
     zeroed_at: SourceLine | None = None
     replaced: tuple[str, ...] = ()
     replaced_after: int = 0

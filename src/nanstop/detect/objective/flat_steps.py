@@ -1,15 +1,17 @@
-"""Whether what is trained lies behind an operation that is flat between its steps: rounding, a
-sign. The derivative is 0 there, so that gradients arrive and hold nothing but zeros.
+"""Whether what is trained lies behind an operation whose derivative is 0: rounding, a sign, the
+difference of a value from itself or its quotient by itself. Gradients arrive and hold nothing but
+zeros, or roundings of them.
 
 Zeros are usual: an adapter's other half, experts that are not asked, a hinge that is content. It is
-told where they were there in each of some updates while others had a gradient, the loss is another
-one with other weights, and gradients come in a micro-batch that is run again, undone, with the
-operation passed by.
+told where they were there in each of some updates while others had a gradient, and gradients come
+in a micro-batch that is run again, undone, with the operation passed by; of a step only where the
+loss is another one with other weights, for it may be of what is counted and shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from nanstop.frozen import frozen
 from nanstop.numerics.trained import held_by
 from nanstop.replay.conditions import eager
 from nanstop.tracing.places import line_text, user_line
@@ -28,35 +31,63 @@ if TYPE_CHECKING:
 UPDATES = (2, 4, 8)
 """Updates of an optimizer that are looked at, from 0 on."""
 _STARTS = 4096
+_ROUNDING = 1e-6
+"""Of the largest gradient of all, what is none."""
+_TIMES = 1e3
+"""By how much more comes where what made roundings is passed by."""
 _FLAT: frozenset[Any] = frozenset(
     getattr(owner, name)
     for owner in (torch, torch.Tensor)
     for name in ("round", "floor", "ceil", "trunc", "fix", "sign", "sgn")
 )
+_OWN: dict[Any, float] = {
+    getattr(owner, name): value
+    for owner in (torch, torch.Tensor)
+    for value, names in (
+        (0.0, ("sub", "subtract", "__sub__")),
+        (1.0, ("div", "divide", "true_divide", "__truediv__")),
+    )
+    for name in names
+    if hasattr(owner, name)
+}
+"""What a difference of equals is, and their quotient."""
+
+
+@frozen
+class Passed:
+    """What gets a gradient with the operation at ``line`` passed by; ``is_own``: one of equals."""
+
+    parameters: tuple[Tensor, ...]
+    line: str
+    is_own: bool
 
 
 class FlatSteps:
-    """Follows what each optimizer holds and has had gradients of zeros alone."""
+    """Follows what each optimizer holds and has had next to no gradient."""
 
     def __init__(self) -> None:
-        self._zeros: WeakKeyDictionary[Any, list[Tensor]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Any, tuple[list[Tensor], float]] = WeakKeyDictionary()
 
     def note(self, optimizer: Any, number: int) -> list[Tensor]:
-        """Return, before the last of the updates, what has had zeros alone in each of them, while
-        others had a gradient. Synchronises the device in them, and reads a part of each gradient in
-        the first.
+        """Return, before the last of the updates, what has had zeros or roundings in each of them,
+        while others had a gradient. Synchronises the device in them, and reads a part of each
+        gradient in the first.
         """
         if number not in UPDATES:
             return []
-        is_first = number == UPDATES[0]
-        known = held_by(optimizer) if is_first else self._zeros.get(optimizer, ())
-        given = [p for p in known if _is_plain(p.grad)]
-        likely = _only_zeros(given, lambda grad: grad.reshape(-1)[:_STARTS])
-        zeros = _only_zeros(likely, lambda grad: grad)
-        if is_first and len(zeros) == len(given):  # nobody learns
-            zeros = []
-        self._zeros[optimizer] = zeros
-        return zeros if number == UPDATES[-1] else []
+        if number == UPDATES[0]:
+            given = [p for p in held_by(optimizer) if _is_plain(p.grad)]
+            parts = _sizes_of(given, lambda grad: grad.reshape(-1)[:_STARTS])
+            none = _ROUNDING * max(parts, default=0.0)
+            learns = 0.0 < none < math.inf
+            known = [p for p, size in zip(given, parts, strict=True) if learns and size <= none]
+        else:
+            known, none = self._known.get(optimizer, ([], 0.0))
+            known = [p for p in known if _is_plain(p.grad)]
+        sizes = _sizes_of(known, lambda grad: grad)
+        known = [p for p, size in zip(known, sizes, strict=True) if size <= none]
+        self._known[optimizer] = known, none
+        return known if number == UPDATES[-1] else []
 
 
 def _is_plain(gradient: Tensor | None) -> bool:
@@ -66,54 +97,77 @@ def _is_plain(gradient: Tensor | None) -> bool:
     return type(gradient) is Tensor and gradient.layout == torch.strided
 
 
-def _only_zeros(parameters: Sequence[Tensor], part: Any) -> list[Tensor]:
-    if not parameters:
-        return []
-    flags = [part(p.grad).any().to(parameters[0].device) for p in parameters]
-    kept = torch.stack(flags).tolist()
-    return [p for p, is_any in zip(parameters, kept, strict=True) if not is_any]
+def _sizes_of(parameters: Sequence[Tensor], part: Any) -> list[float]:
+    """Return the largest number of what is looked at of each gradient. Synchronises the device."""
+    parts = [part(p.grad) for p in parameters]
+    sizes = [
+        one.abs().amax().float() if one.numel() else one.new_zeros(()).float() for one in parts
+    ]
+    return torch.stack([one.to(sizes[0].device) for one in sizes]).tolist() if sizes else []
 
 
-def passed_by(step: Step, zeros: Sequence[Tensor]) -> tuple[list[Tensor], str]:
+def passed_by(
+    step: Step, zeros: Sequence[Tensor], matters: Callable[[Sequence[Tensor]], bool] | None = None
+) -> Passed | None:
     """Return which of some parameters get a gradient in the first micro-batch with operations
     passed by whose derivative is 0 wherever they have one, and the line of the last of these.
 
-    Undone bitwise; runs the micro-batch once more for each line that has any. Synchronises the
-    device.
+    ``matters``: whether the loss hangs on parameters; asked of a step. Undone bitwise; runs the
+    micro-batch once more for each line that has any. Synchronises the device.
     """
     plain = _PassedBy(None)
-    _reached(step, zeros, plain)
-    for line in reversed(plain.lines):
-        found = _reached(step, zeros, _PassedBy(line))
-        if found:
-            return found, line_text(line)
-    return [], ""
+    before = _sizes(step, zeros, plain)
+    for line, is_own in reversed(plain.lines):
+        if not is_own and matters is not None and not matters(zeros):
+            continue
+        after = _sizes(step, zeros, _PassedBy(line))
+        got = tuple(
+            p for p, old, new in zip(zeros, before, after, strict=True) if new > _TIMES * old
+        )
+        if got:
+            return Passed(got, line_text(line), is_own)
+    return None
 
 
-def _reached(step: Step, zeros: Sequence[Tensor], mode: _PassedBy) -> list[Tensor]:
+def _sizes(step: Step, zeros: Sequence[Tensor], mode: _PassedBy) -> list[float]:
     with step.isolated(), eager(), mode:
         step.run(0)
-        return [p for p in zeros if p.grad is not None and bool(p.grad.any())]
+        return [
+            float(p.grad.abs().amax()) if p.grad is not None and p.grad.numel() else 0.0
+            for p in zeros
+        ]
 
 
 class _PassedBy(TorchFunctionMode):
-    """Gives flat operations of one line the gradient of what they are given; keeps the lines of
-    those to which one would come.
+    """Gives operations of one line whose derivative is 0 the gradient of what they are given;
+    keeps the lines of those to which one would come, and whether they are of equals.
     """
 
     def __init__(self, line: Line) -> None:
         super().__init__()
         self._line = line
-        self.lines: list[Line] = []
+        self.lines: list[tuple[Line, bool]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func not in _FLAT or not isinstance(result, Tensor) or not args:
+        is_own = func in _OWN and _is_of_equals(result, args, _OWN[func])
+        if not (is_own or func in _FLAT) or not isinstance(result, Tensor) or not args:
             return result
         given = cast("Tensor", args[0])
         if not given.requires_grad or given.shape != result.shape:
             return result
         line = user_line()
-        if line not in self.lines:
-            self.lines.append(line)
+        if (line, is_own) not in self.lines:
+            self.lines.append((line, is_own))
         return result if line != self._line else given + (result - given).detach()
+
+
+def _is_of_equals(result: Any, args: Any, value: float) -> bool:
+    """Return whether a result is one number throughout, of two sides that gradients come to."""
+    sides = [one for one in args[:2] if isinstance(one, Tensor) and one.requires_grad]
+    if len(sides) < 2 or not isinstance(result, Tensor) or not result.numel():
+        return False
+    if not result.is_floating_point():
+        return False
+    near = 4 * torch.finfo(result.dtype).eps * value  # 0 of a difference is an exact one
+    return bool(((result.detach() - value).abs() <= near).all())

@@ -27,7 +27,9 @@ A part that is cut off alone is told after 8 updates without a gradient of it, w
 another one with other values of it, or its module is only run under `no_grad`; what nothing hangs
 on (a pooler) or somebody else moves (an average) is not. So is an optimizer that never had a
 gradient (a generator of detached samples): the only one after three updates. Behind `torch.round`
-or a sign gradients are zeros: told where they come with that operation passed by.
+or a sign gradients are zeros, and so behind `a - a`
+and `a / a` (a ratio to an old policy that is not detached, the one weight of a router over its own
+sum): told where gradients come with that operation passed by.
 
 ## Example
 ```python
@@ -72,6 +74,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nanstop.diagnose.evidence.accounts import has_signal, repeated
+from nanstop.diagnose.evidence.behind import part_behind
 from nanstop.diagnose.evidence.candidates import half_trainables
 from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
 from nanstop.diagnose.evidence.rule import Reason, Rule
@@ -282,7 +285,7 @@ def _cut_off(facts: RunFacts) -> Reason | None:
     return (
         _none_arrives(path)
         or _part_cut_off(path)
-        or _part_behind(path)
+        or part_behind(path)
         or _part_replaced(facts, path)
         or _stuck(path)
         or _few_arrive(path)
@@ -314,21 +317,6 @@ def _part_cut_off(path: GradientPath) -> Reason | None:
     sure: Confidence = "possible" if path.cut_at else "likely"
     shown_at = path.cut_at or path.lost_at
     return Reason(sure, "a part is cut off", f"{cause}; {why}", f"{shown_at}  {advice}".strip())
-
-
-def _part_behind(path: GradientPath) -> Reason | None:
-    if not path.behind:
-        return None
-    cause = (
-        f"{counted(len(path.behind), 'tensor')} that the optimizer holds got gradients of zeros "
-        f"alone in the first updates: {listed(path.behind)}; with one operation passed by, whose "
-        "derivative is 0, they get others"
-    )
-    advice = "pass the gradient by: x + (torch.round(x) - x).detach()"
-    is_all = len(path.behind) == path.num_tensors
-    title = "all that is trained lies behind a step" if is_all else "a part lies behind a step"
-    told = f"{path.flat_at}  {advice}".strip()
-    return Reason("likely", title, cause, told, trains_nothing=is_all)
 
 
 def _part_replaced(facts: RunFacts, path: GradientPath) -> Reason | None:

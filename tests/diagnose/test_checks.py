@@ -1244,6 +1244,15 @@ def test_what_a_variable_holds_and_how_it_is_read_says_what_to_mend(
     assert cure in found.usual_cure
 
 
+def test_a_buffer_that_a_step_writes_to_is_no_data():
+    held = stats("float32", shape=(32, 4), nan=96, name="buffer vq.codebook")
+    read = event("float32", op="aten.index.Tensor", inputs=(held,))
+    place = localization(read, "from_constant", culprit="self.codebook", made=LINE)
+    found = check("NS506", evidence(place))
+    assert "given its values in line 8" in found.lines[0]
+    assert found.usual_cure.startswith("Look at what line 8 reads")
+
+
 def test_a_divisor_that_has_a_name_is_named():
     divisor = stats("float32", zeros=1, shape=(8,), name="batch[std]")
     failed = replace(BY_ZERO, inputs=(stats("float32"), divisor))

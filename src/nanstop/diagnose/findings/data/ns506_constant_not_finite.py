@@ -123,7 +123,8 @@ def _usual_cure(evidence: Evidence, found: Localization, name: str, made: Source
     """Return what to look at: at the rows of data, or at what makes the variable."""
     event, operand = found.first_bad, _operand(found)
     line = f"line {made.line}" if made is not None else "the line that makes it"
-    if event is not None and event.name in _BY_ROWS and _takes_rows(event):
+    is_buffer = operand is not None and (operand.name or "").startswith("buffer ")
+    if event is not None and event.name in _BY_ROWS and _takes_rows(event) and not is_buffer:
         facts = evidence.incident.batch if evidence.incident is not None else ()
         rows = next((one.bad_rows for one in facts if one.name == found.culprit), ())
         where = f" (row {rows[0]} is one)" if rows else ""

@@ -3,6 +3,8 @@ and those that a copy gives; those that pause, restart or end with the training 
 """
 
 import math
+import runpy
+import warnings
 
 import pytest
 import torch
@@ -231,6 +233,28 @@ def rise(optimizer, num, least=1e-4):
 
 def whole_numbers(optimizer):
     return lr_scheduler.LambdaLR(optimizer, lambda step: step // 1000)
+
+
+def test_a_rate_of_numpys_that_has_no_value_later_is_computed_without_a_word(tmp_path):
+    script = tmp_path / "poly.py"
+    script.write_text("""
+import numpy as np, torch
+net = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+def poly(optimizer, base, step, total):
+    rate = base * np.power(1 - step / total, 0.9)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+for step in range(30):
+    poly(optimizer, 0.1, step, 30)
+    optimizer.zero_grad()
+    net(torch.randn(3, 4)).square().mean().backward()
+    optimizer.step()
+""")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert findings_of(tmp_path, lambda: runpy.run_path(str(script))) == {}
+    assert not said
 
 
 def test_a_rate_of_0_is_told_though_optimizer_and_schedule_are_gone_by_then(tmp_path):

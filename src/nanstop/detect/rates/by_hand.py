@@ -16,6 +16,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType, SimpleNamespace
@@ -68,7 +69,8 @@ def rates_to_come(frame: FrameType, rate: float, ahead: Sequence[int]) -> RatesT
     scope = _Scope(_variables(frame), inner.body, _counters(loops), tree)
     for value, given in _settings(inner, scope):
         try:
-            now, *later = (float(given.at(steps).value(value)) for steps in (0, *ahead))
+            with _numpy_says_nothing():
+                now, *later = (float(given.at(steps).value(value)) for steps in (0, *ahead))
         except (UnknownError, ArithmeticError, LookupError, ValueError, TypeError):
             continue
         if abs(now - rate) <= _ALIKE * abs(rate):
@@ -77,6 +79,14 @@ def rates_to_come(frame: FrameType, rate: float, ahead: Sequence[int]) -> RatesT
             at = SourceLine(file=file, line=value.lineno, function=function, text=text)
             return RatesToCome(at, tuple(later))
     return None
+
+
+def _numpy_says_nothing() -> AbstractContextManager[Any]:
+    """Return what keeps NumPy from warning of a number that it has no value for: the script has not
+    come there, and may never.
+    """
+    numpy = sys.modules.get("numpy")
+    return numpy.errstate(all="ignore") if numpy is not None else nullcontext()
 
 
 def _variables(frame: FrameType) -> dict[str, Any]:

@@ -1244,6 +1244,22 @@ def test_what_a_variable_holds_and_how_it_is_read_says_what_to_mend(
     assert cure in found.usual_cure
 
 
+@pytest.mark.parametrize(
+    ("op", "read", "is_advised"),
+    [
+        ("aten.linalg_cholesky_ex.default", {"shape": (4, 8, 8)}, True),
+        ("aten.linalg_inv_ex.default", {"shape": (8, 8)}, True),
+        ("aten.linalg_inv_ex.default", {"shape": (8, 8), "nan": 1}, False),
+        ("aten._linalg_svd.default", {"shape": (8, 4)}, False),
+        ("aten.normal.Tensor_float", {"shape": (8, 8)}, False),
+    ],
+)
+def test_a_matrix_that_is_refused_gets_something_on_its_diagonal(op, read, is_advised):
+    said = "the input matrix is singular."
+    found = check("NS204", refused(op, stats("float32", **read), message=said, dtype="float32"))
+    assert any("torch.eye" in line for line in found.lines) == is_advised
+
+
 def test_a_buffer_that_a_step_writes_to_is_no_data():
     held = stats("float32", shape=(32, 4), nan=96, name="buffer vq.codebook")
     read = event("float32", op="aten.index.Tensor", inputs=(held,))

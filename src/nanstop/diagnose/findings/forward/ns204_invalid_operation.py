@@ -87,6 +87,11 @@ _KEEP_FROM_0 = (
     "option."
 )
 
+_DIAGONAL = (
+    "a matrix that is singular, or nearly so, usually gets something small on its diagonal: "
+    "`A + 1e-4 * torch.eye(A.shape[-1])`, more than 1e-6 of its largest number in float32"
+)
+
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the first bad op is not finite in a wider format either."""
@@ -177,9 +182,18 @@ def _refusal(evidence: Evidence, event: OpEvent) -> Diagnosis:
         title=f"`{op_name(event.op)}` refuses its inputs",
         cause=raised_message(evidence) or "it raised",
         confidence="certain",
+        lines=(_DIAGONAL,) if _is_square(event) else (),
         remedies=at_the_line(evidence),
         where=event.module,
     )
+
+
+def _is_square(event: OpEvent) -> bool:
+    """Return whether an op of linear algebra was given finite square matrices."""
+    shape = event.inputs[0].shape if event.inputs else ()
+    is_finite = all(stats.finite for stats in event.inputs)
+    square = len(shape) > 1 and shape[-1] == shape[-2]
+    return "linalg" in event.name and is_finite and square
 
 
 def _written(evidence: Evidence, event: OpEvent) -> str:

@@ -155,3 +155,30 @@ def test_a_window_of_nothing_else_cannot_do_without_its_micro_batch():
     failing = FailingStep(step=step, micro=0, micros=(0,))
     found = Trials(failing, KEY).trial((Atom(remedy="drop_micro", target="0"),))
     assert found.outcome == "not_applicable"
+
+
+def of_opposites(net, batch):
+    return (-net(batch["x"]).square() - 1.0).sqrt().mean()
+
+
+def of_logarithms(net, batch):
+    return -torch.log(-torch.softmax(net(batch["x"]), -1)[:, 0]).mean()
+
+
+def of_some(net, batch):
+    return torch.log(net(batch["x"]).square() - 1e-3).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "unchanged"), [(of_opposites, None), (of_logarithms, None), (of_some, True)]
+)
+def test_a_function_that_has_a_value_for_nothing_it_is_given_is_no_witness(loss, unchanged):
+    torch.manual_seed(0)
+    step = FnStep(nn.Linear(4, 3), loss, [{"x": torch.randn(64, 4)}])
+    key = FailureKey(kind="nan", phase="forward", op="aten.log.default", module="")
+    code = loss.__code__
+    target = f"{code.co_filename}:{code.co_firstlineno + 1}"
+    trials = Trials(FailingStep(step=step, micro=0, micros=(0,)), key)
+    found = trials.trial((Atom(remedy="form", target=target, value="guarded"),))
+    assert found.outcome == "pass"
+    assert found.rows_unchanged is unchanged

@@ -8,8 +8,13 @@ import torch
 from torch import nn
 
 import nanstop
+from loop_scripts import run_script
+from nanstop.decide.policy import Policy
 from nanstop.detect.foresight import Foresight
+from nanstop.hosts.script import autowatch
 from nanstop.measure.rehearsal import Rehearsal
+from nanstop.session.factory import opener
+from nanstop.store.incidents import Store
 
 torch.set_num_threads(1)
 
@@ -110,3 +115,40 @@ def test_an_update_at_a_rate_that_is_no_number_is_left_out_before_it_is_made(tmp
     assert not torch.equal(kept[6], kept[5])
     assert kept[6].isfinite().all()
     assert not any(one.code == "NS113" for one in watch.findings)
+
+
+POLY = """
+import numpy as np, torch
+def poly(optimizer, base, step, total):
+    with np.errstate(all="ignore"):
+        rate = base * np.power(1 - step / total, 0.9)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+{other}
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(6):
+    poly(optimizer, 0.1, step, 3)
+    optimizer.zero_grad()
+    net(torch.randn(3, 4)).square().mean().backward()
+    optimizer.step()
+"""
+SETS_TOO = "def reset(optimizer): optimizer.param_groups[0]['lr'] = 0.1"
+
+
+LOGS = "def shown(metrics, optimizer): metrics['lr'] = optimizer.param_groups[0]['lr']"
+
+
+@pytest.mark.parametrize(("other", "is_named"), [("", True), (LOGS, True), (SETS_TOO, False)])
+def test_the_only_line_that_sets_a_rate_by_hand_is_named(tmp_path, other, is_named):
+    sessions = []
+    autowatch.install(opener(Policy(), Store(tmp_path), lambda _: None, opened=sessions.append))
+    try:
+        run_script(tmp_path / "poly.py", POLY.replace("{other}", other))
+    finally:
+        autowatch.unwatch()
+    (report,) = sessions[0].reports
+    best = report.diagnoses[0]
+    assert best.code == "NS402"
+    assert any('group["lr"] = rate' in line for line in best.lines) == is_named

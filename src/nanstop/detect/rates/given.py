@@ -1,17 +1,19 @@
 """Whether an optimizer has the rate that it was made with, and nothing is going to set another.
 
-Asked of rates that are 0: the sources of the script are read.
+Asked of rates that are 0, or no finite number: the sources of the script are read.
 """
 
 from __future__ import annotations
 
 import ast
+import linecache
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from nanstop.own_code import is_library
-from nanstop.tracing.holders import script_frames, tree_of
+from nanstop.records import SourceLine
+from nanstop.tracing.holders import function_at, script_frames, tree_of
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -32,6 +34,20 @@ def is_as_made(optimizer: Optimizer) -> bool:
     return not any(_sets_a_rate(file) for file in _files())
 
 
+def line_that_sets_a_rate() -> SourceLine | None:
+    """Return the only line of the script's files that sets a rate, of an optimizer's group as its
+    loop or its index says; None where several may do so.
+    """
+    lines = [(file, node) for file in _files() for node in _settings(file)]
+    lines = [(file, node) for file, node in lines if _is_of_a_group(file, node)]
+    if len({(file, node.lineno) for file, node in lines}) != 1:
+        return None
+    file, node = lines[0]
+    text, tree = linecache.getline(file, node.lineno).strip(), tree_of(file)
+    function = function_at(tree, node.lineno) if tree is not None else ""
+    return SourceLine(file=file, line=node.lineno, function=function, text=text)
+
+
 def _files() -> Iterator[str]:
     """Yield the files of the running functions of the script and of the modules beside it."""
     found = [frame.f_code.co_filename for frame, _ in script_frames()]
@@ -40,13 +56,38 @@ def _files() -> Iterator[str]:
 
 
 def _sets_a_rate(file: str) -> bool:
-    tree = tree_of(file)
-    if tree is None:
+    if tree_of(file) is None:
         return file.endswith(".py")
-    return any(
-        isinstance(node, ast.Subscript)
+    return bool(_settings(file))
+
+
+def _is_of_a_group(file: str, node: ast.Subscript) -> bool:
+    """Return whether what is written to is an element of ``param_groups``: a log has rates, too."""
+    held, tree = node.value, tree_of(file)
+    if not isinstance(held, ast.Name) or tree is None:
+        return _names_groups(held)
+    loops = (one for one in ast.walk(tree) if isinstance(one, ast.For | ast.comprehension))
+    names = [
+        (name.id, loop.iter)
+        for loop in loops
+        for name in ast.walk(loop.target)
+        if isinstance(name, ast.Name)
+    ]
+    return any(name == held.id and _names_groups(iterated) for name, iterated in names)
+
+
+def _names_groups(node: ast.AST) -> bool:
+    named = (one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute))
+    return "param_groups" in named
+
+
+def _settings(file: str) -> list[ast.Subscript]:
+    tree = tree_of(file)
+    return [
+        node
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.Subscript)
         and isinstance(node.ctx, ast.Store)
         and isinstance(node.slice, ast.Constant)
         and node.slice.value == KEY
-        for node in ast.walk(tree)
-    )
+    ]

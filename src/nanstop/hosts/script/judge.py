@@ -5,6 +5,7 @@ change.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -151,6 +152,7 @@ class Judge:
 
     def is_settled(self, optimizer: Optimizer) -> bool:
         """Return whether an update has been applied by now, or is to be left out."""
+        self._name_what_sets_a_rate(optimizer)
         try:
             with self._state.pause(), torch.no_grad():
                 settled = self.controller.ends.last_look(optimizer)
@@ -162,6 +164,19 @@ class Judge:
             raise
         self._state.window.vetoed |= settled is False
         return settled is not None
+
+    def _name_what_sets_a_rate(self, optimizer: Optimizer) -> None:
+        """Learn which line gives an optimizer a rate that is no finite number, where no schedule
+        of torch's does.
+        """
+        rates = [group.get("lr") for group in optimizer.param_groups]
+        if all(not isinstance(rate, float) or math.isfinite(rate) for rate in rates):
+            return
+        if self.controller.facts.schedule_at is None:
+            from nanstop.detect.rates.given import line_that_sets_a_rate  # reads sources
+
+            with self.looking("the line that sets the rate was not looked for"):
+                self.learned(schedule_at=line_that_sets_a_rate())
 
     def ended(self, optimizer: Optimizer) -> None:
         """Note that the window has come to an update, applied or not."""

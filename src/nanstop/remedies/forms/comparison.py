@@ -16,6 +16,7 @@ _OF_DOMAIN = frozenset(
     {"log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "acos", "asin", "atanh", "acosh"}
 )
 """Functions of each number by itself, which are not defined for some."""
+_MUCH = 0.25
 _SAME = 16
 """Spacings of a format that two ways to one number may be apart."""
 
@@ -24,8 +25,9 @@ class Comparison:
     """``num_same``: values and derivatives that are finite in the old form and the same in the new
     one; ``num_other``: those that are another number there. ``is_left_out``: a quotient was
     infinite throughout, so that its divisor is a setting and no count of the batch, or a function
-    has a value for nothing that it was given, as after a mistaken sign: that all of it may be left
-    out needs another witness than the calls that read what was put there.
+    is undefined for ``_MUCH`` of what it was given, as after a mistaken sign or of data that it is
+    not made for: that all of this may be left out needs another witness than the calls that read
+    what was put there.
     """
 
     def __init__(self) -> None:
@@ -49,9 +51,9 @@ class Comparison:
 
     def _compare(self, call: Call, leaves: Call, old: Tensor, new: Tensor) -> None:
         known = old.detach().isfinite()
-        is_quotient = call.name == "div" and bool(old.isinf().any())
-        is_outside = call.name in _OF_DOMAIN and bool(old.isnan().any())
-        self.is_left_out |= (is_quotient or is_outside) and not known.any()
+        self.is_left_out |= call.name == "div" and bool(old.isinf().any()) and not known.any()
+        if call.name in _OF_DOMAIN and old.numel():
+            self.is_left_out |= float(old.isnan().float().mean()) >= _MUCH
         self._count(old.detach(), new.detach())
         read = [x for x in leaves.args if isinstance(x, Tensor) and x.requires_grad]
         if read and old.requires_grad and new.requires_grad:

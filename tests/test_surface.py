@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "d56615a153608e7c")
+REPORT_FORM = (1, "c3682f7c2b5fe2d0")
 
 
 def test_names():

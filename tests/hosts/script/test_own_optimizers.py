@@ -59,7 +59,7 @@ def trained(path, spelling, session=None, **values):
 def test_an_update_that_is_left_out_is_not_asked_for(tmp_path, spelling):
     session = ReplayingSession("skip")
     watched = trained(tmp_path, spelling, session, BAD=True)
-    assert session.steps == [2]
+    assert len(session.steps) == 1
     alone = trained(tmp_path, spelling, LEAVES_OUT=True)
     assert watched["ASKED"] == alone["ASKED"] == 5
     assert same(watched["PARAMETERS"], alone["PARAMETERS"])

@@ -338,6 +338,36 @@ def test_labels_that_are_all_ignored_in_any_spelling():
     assert found[0].confidence == "certain"
 
 
+@pytest.mark.parametrize("ignored", [0, 1, 255])
+def test_labels_that_a_loss_leaves_out_by_a_number_of_its_own(ignored):
+    labels = torch.full((ROWS,), ignored)
+
+    def flat(net, batch):
+        return F.cross_entropy(net(batch["v"]), batch["labels"], ignore_index=ignored)
+
+    def map_of_pixels(net, batch):
+        scores, kept = net(batch["v"]).T[None, :, None], batch["labels"][None, None]
+        return F.cross_entropy(scores, kept, ignore_index=ignored)
+
+    def weighted(net, batch):
+        ones, scores = torch.ones(WIDTH), net(batch["v"])
+        return F.cross_entropy(scores, batch["labels"], weight=ones, ignore_index=ignored)
+
+    for spelled in (flat, map_of_pixels, weighted):
+        found = said(spelled, v=x(), labels=labels)
+        assert (found[0].code, found[0].confidence) == ("NS503", "certain")
+        assert "leaves out every entry of `batch[labels]`" in found[0].cause
+        assert f"], {ignored}: its mean" in found[0].cause
+
+
+def test_classes_that_weigh_nothing_are_not_left_out():
+    def loss(net, batch):
+        none = torch.zeros(WIDTH)
+        return F.cross_entropy(net(batch["v"]), batch["labels"], weight=none, ignore_index=1)
+
+    assert said(loss, v=x(), labels=torch.zeros(ROWS, dtype=torch.long))[0].code == "NS205"
+
+
 def test_a_mask_that_keeps_no_token_whatever_it_is_called():
     keep, ids = torch.zeros(ROWS, dtype=torch.long), torch.arange(ROWS)
 

@@ -54,7 +54,7 @@ from nanstop.diagnose.evidence.candidates import Candidates, forms
 from nanstop.diagnose.evidence.descent import operand, without_zeros
 from nanstop.diagnose.evidence.reading import failing_batch, loss_is_bad
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Atom, BatchFact, Change, Diagnosis, Evidence, Localization, OpEvent
+from nanstop.records import Atom, BatchFact, Change, Diagnosis, Evidence, Localization, OpEvent, TensorStats
 from nanstop.wording import number
 
 STATISTICS = ("mean", "nanmean")
@@ -69,19 +69,42 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return None
     fact, event = _empty_entry(evidence), _first_bad(evidence)
     over_none = event is not None and _is_of_nothing(event)
-    if fact is None and not (over_none and event is not None and _is_likelihood(event)):
+    ignored = _ignored(event) if event is not None and fact is None else None
+    nothing_counts = ignored is not None or (over_none and _is_likelihood(event))
+    if fact is None and not nothing_counts:
         return None
-    of_samples = fact is not None and len(fact.shape) == 1
+    shape = fact.shape if fact is not None else ignored.shape if ignored is not None else ()
+    what = {1: "sample", 3: "pixel"}.get(len(shape), "token")
     return Diagnosis(
         code="NS503",
-        title=f"no supervised {'sample' if of_samples else 'token'} in the micro-batch",
-        cause=_cause(fact),
+        title=f"no supervised {what} in the micro-batch",
+        cause=_left_out(ignored) if ignored is not None else _cause(fact),
         confidence="certain" if event is not None else "likely",
         confirmed="the mean is over no element" if over_none else "",
-        lines=() if of_samples else (_DECODE,),
+        lines=(_DECODE,) if what == "token" else (),
         remedies=_remedies(evidence, fact),
         where=fact.name if fact is not None else "",
     )
+
+
+def _ignored(event: OpEvent) -> TensorStats | None:
+    """Return the labels of a mean over likelihoods that none of them counts in: the kernel returns
+    what it divides by, and that is 0. With weights it may be these that are 0: then every label has
+    to be the one that it leaves out.
+    """
+    if not (_is_likelihood(event) and len(event.inputs) > TARGET and len(event.outputs) > 1):
+        return None
+    loss, total, labels = event.outputs[0], event.outputs[1], event.inputs[TARGET]
+    if not (loss.nan and total.absmax == 0.0 and all(one.finite for one in event.inputs)):
+        return None
+    only = event.scalars[-1] if event.scalars else None
+    unweighted = len(event.inputs) == TARGET + 1
+    return labels if unweighted or labels.minimum == labels.absmax == only else None
+
+
+def _left_out(labels: TensorStats) -> str:
+    named = f"`{labels.name}` {list(labels.shape)}" if labels.name else "the labels"
+    return f"the loss leaves out every entry of {named}, {number(labels.absmax)}: its mean is 0/0"
 
 
 def _empty_entry(evidence: Evidence) -> BatchFact | None:
@@ -122,7 +145,8 @@ def confirm(evidence: Evidence) -> Change | None:
     if event is None:
         return None
     if _is_likelihood(event):
-        return Change(kind="supervise", operand=TARGET, value=0.0)
+        left_out_is_0 = bool(event.scalars) and event.scalars[-1] == 0.0
+        return Change(kind="supervise", operand=TARGET, value=1.0 if left_out_is_0 else 0.0)
     return without_zeros(event)
 
 

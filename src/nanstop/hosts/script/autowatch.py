@@ -324,7 +324,7 @@ def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     own, open_session = vars(trainer), _open_session
     _end_first_use()
     if _loops is not None:
-        _loops.state.drop_unused()
+        _loops.state.leave()
     with paused(), ExitStack() as scope:
         if "train" in own or open_session is None:  # the script watches this trainer itself
             return original(trainer, *args, **kwargs)

@@ -1463,3 +1463,20 @@ for step in range(4):
     watched = script(source, session)
     assert same(weights(plain), weights(watched))
     assert watched["GRAPHS"] == plain["GRAPHS"] != []
+
+
+def test_a_watch_of_the_scripts_own_has_no_mode_beside_it(script):
+    source = """
+import nanstop
+import torch
+
+net = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+total, modes = torch.ones(3).cumsum(0), []
+with nanstop.watch(net, optimizer) as watch:
+    for _ in range(2):
+        watch.step(lambda batch: net(batch).square().mean(), torch.randn(2, 4))
+        watch.update(clip=1.0)
+        modes.append(torch._C._len_torch_function_stack())
+"""
+    assert script(source, ReplayingSession())["modes"] == [0, 0]

@@ -152,6 +152,8 @@ def paused() -> Iterator[None]:
     """Leave raw loops alone inside: another watch owns what is being trained."""
     global _num_pauses  # noqa: PLW0603
     _end_first_use()
+    if _loops is not None:
+        _loops.state.leave()
     _num_pauses += 1
     try:
         with _loops.state.pause() if _loops is not None else nullcontext():
@@ -322,9 +324,6 @@ def _fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
 def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     """Stand in for ``transformers.Trainer.train``: this trainer is watched while it trains."""
     own, open_session = vars(trainer), _open_session
-    _end_first_use()
-    if _loops is not None:
-        _loops.state.leave()
     with paused(), ExitStack() as scope:
         if "train" in own or open_session is None:  # the script watches this trainer itself
             return original(trainer, *args, **kwargs)

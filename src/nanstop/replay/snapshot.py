@@ -16,6 +16,7 @@ from nanstop.frozen import frozen
 from nanstop.numerics.parked import copied_to_host
 from nanstop.numerics.tensors import by_torch_alone, nonfinite
 from nanstop.numerics.trained import Trained, held_by
+from nanstop.replay.conditions import unrecorded
 from nanstop.replay.untouched import TensorMemory, copy_of, holds, versions_kept, write
 
 
@@ -330,11 +331,14 @@ class BufferNotes:
         return tuple(self._seen)
 
     def restore(self, notes: Sequence[_BufferNote]) -> None:
-        """Put back every buffer; ``kept`` and ``rewritten`` say what becomes of versions."""
-        for index, ((holder, name), note) in enumerate(zip(self._places, notes, strict=True)):
-            holder[name] = note.tensor
-            write(note.tensor, note.copy)
-            self._seen[index] = _BufferNote(note.tensor, note.tensor._version, note.copy)
+        """Put back every buffer; ``kept`` and ``rewritten`` say what becomes of versions. No
+        recorder hears of it: what is bad in a buffer is no operation's of the run that follows.
+        """
+        with unrecorded():
+            for index, ((holder, name), note) in enumerate(zip(self._places, notes, strict=True)):
+                holder[name] = note.tensor
+                write(note.tensor, note.copy)
+                self._seen[index] = _BufferNote(note.tensor, note.tensor._version, note.copy)
 
     @contextmanager
     def kept(self, *notes: Sequence[_BufferNote]) -> Iterator[None]:

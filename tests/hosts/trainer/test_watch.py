@@ -501,3 +501,15 @@ def test_ids_are_those_of_the_run(tmp_path):
         "rank": 0,
     }
     assert trainer.state.global_step == 5
+
+
+def test_a_buffer_that_was_never_finite_is_the_buffers_own_fault(tmp_path):
+    """0 x Inf is NaN: the product is undefined, and nothing is wrong with it. The copies that put
+    the buffer back before the step is run again are no operations of the step.
+    """
+    trainer = cases.build("trainer", tmp_path, max_steps=1)
+    trainer.model.model.rotary_emb.inv_freq.fill_(math.inf)
+    watch = nanstop.watch(trainer, policy="observe", out=tmp_path / "incidents")
+    trainer.train()
+    found = watch.incidents[0].diagnoses[0]
+    assert (found.code, found.where) == ("NS506", "model.rotary_emb.inv_freq")

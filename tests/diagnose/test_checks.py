@@ -1014,6 +1014,23 @@ def test_the_table_and_the_ids_are_what_the_operation_read():
     assert check("NS502", lookup("aten.cat.default")) is None
 
 
+def test_only_a_table_of_tokens_grows_with_the_tokenizer():
+    def cure(tokens, name):
+        given = lookup()
+        facts = replace(given.incident.facts, table_rows=tokens)
+        found = given.localization
+        table, ids = found.first_bad.inputs
+        raised = replace(found.first_bad, inputs=(table, replace(ids, name=name)))
+        incident = replace(given.incident, facts=facts)
+        known = replace(given, incident=incident, localization=replace(found, first_bad=raised))
+        return check("NS502", known).usual_cure
+
+    assert not cure(64, "batch[input_ids]")
+    assert not cure(None, None)
+    assert cure(96, "batch[token_type_ids]").startswith("This is no table of tokens")
+    assert cure(96, None).startswith("It has 64 places")
+
+
 def test_a_label_that_losses_leave_out_is_no_row_that_is_missing():
     gather, size = "aten.gather.default", 100.0
     said = "index -100 is out of bounds for dimension 0 with size 64"
@@ -1026,6 +1043,8 @@ def test_a_label_that_losses_leave_out_is_no_row_that_is_missing():
     assert "labels.clamp(min=0)" in check("NS502", given).usual_cure
     beyond = lookup(gather, asked=size, message=said.replace("-", ""))
     assert not check("NS502", beyond).usual_cure
+    unmarked = lookup("aten.nll_loss_forward.default", 1.0, "Target -1 is out of bounds.")
+    assert "with -100" in check("NS502", unmarked).usual_cure
     last = lookup(asked=1.0, message="Target -1 is out of bounds.")
     assert check("NS502", last).confirmed.startswith("`embedding` was asked for -1;")
 

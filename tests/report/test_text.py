@@ -302,6 +302,15 @@ def test_the_usual_cure_is_said_where_nothing_could_be_tried(outcome, confidence
     assert ("nothing that was tried cures it" in shown) == (outcome == "same_failure")
 
 
+@pytest.mark.parametrize("verdict", ["isolated", "proven"])
+def test_leaving_out_a_sample_is_not_all_that_is_said(verdict):
+    """What has made the sample so fails again with the next one."""
+    known = replace(DIAGNOSIS, usual_cure="Mend the data.")
+    shown = render(replace(REPORT, proof=replace(PROOF, verdict=verdict), diagnoses=(known,)))
+    said = "help: the usual cure, not tried here: Mend the data." in shown
+    assert said == (verdict == "isolated")
+
+
 @pytest.mark.parametrize(
     ("verdict", "gap", "cosine", "rows", "said"),
     [

@@ -238,9 +238,8 @@ def _done(report: Report) -> tuple[Block, ...]:
     found, facts = report.localization, report.incident.facts
     is_redone = done.action.kind in ("redo", "adopt", "quarantine") and not to_come
     if is_redone and facts.host == "loop" and found is not None and "loss" in found.reaches:
-        # The script has that tensor by now, and prints it behind this message.
         text = "the loss that the script prints for this step is still that of the failed run"
-        blocks.append(Block("done", "  = ", (text,)))
+        blocks.append(Block("done", "  = ", (text,)))  # it has that tensor by now
     return tuple(blocks)
 
 
@@ -363,7 +362,8 @@ def _help(best: Diagnosis, proof: Proof | None) -> tuple[Block, ...]:
     others.pop(describe(proof.minimal), None)
     cures = [(describe(proof.minimal), proof_in_brackets(proof))]
     cures += [(f"or {cure}", how) for cure, how in others.items()]
-    return tuple(Block("help", "help: ", cells, gap="     ") for cells in cures)
+    shown = tuple(Block("help", "help: ", cells, gap="     ") for cells in cures)
+    return shown if proof.verdict != "isolated" else (*shown, *_usual_cure(best))
 
 
 def _usual_cure(best: Diagnosis) -> tuple[Block, ...]:

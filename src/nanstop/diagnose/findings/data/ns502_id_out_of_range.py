@@ -59,6 +59,8 @@ from nanstop.records.formats import is_float
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.wording import number
 
+LABELS = 1
+"""The axis of classes."""
 _MESSAGE = re.compile(
     r"index out of range|out of bounds|device-side assert|indexSelectLargeIndex|Target -?\d+ is",
     re.IGNORECASE,
@@ -68,6 +70,18 @@ _OF_IGNORED = (
     f"{IGNORED_LABEL} marks what losses leave out, and is no id: look up labels.clamp(min=0), and "
     "leave those places out by a mask"
 )
+_OF_LABELS = (
+    f"Mark labels that are to be left out with {IGNORED_LABEL}, count the others from 0, and give the "
+    "head as many classes as there are (`num_labels`)."
+)
+_OF_OTHERS = (
+    "This is no table of tokens: give it only ids that it has a row for, or none, or load the model "
+    "with a larger one (types, positions and languages have settings of their own)."
+)
+_OF_POSITIONS = (
+    "It has {rows} places: cut texts to that length, what the model puts before them (virtual tokens) "
+    "included, or give it more (`max_position_embeddings`)."
+)
 _NOT_IDS = ("position", "type", "mask", "length", "cu_seqlens")
 
 
@@ -75,8 +89,8 @@ ROWS_AT = {
     "embedding": 0,
     "_embedding_bag": 0,
     "_embedding_bag_forward_only": 0,
-    "nll_loss_forward": 1,
-    "nll_loss2d_forward": 1,
+    "nll_loss_forward": LABELS,
+    "nll_loss2d_forward": LABELS,
     "index": 0,
     "_unsafe_index": 0,
 }
@@ -103,9 +117,27 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confirmed=asked,
         lines=(*wrong[1:], *_too_small(failing_batch(evidence), facts)),
         remedies=without_rows(evidence),
-        usual_cure=_OF_IGNORED if wanted == IGNORED_LABEL else "",
+        usual_cure=_usual_cure(evidence, wanted),
         where=wrong[0].split("`")[1] if wrong else "",
     )
+
+
+def _usual_cure(evidence: Evidence, wanted: float | None) -> str:
+    """Return the cure by what was looked in, "" for a table of tokens, or where that is not
+    known.
+    """
+    event, tokens = raised_op(evidence), standing(evidence).table_rows
+    if wanted is None or event is None:
+        return ""
+    if wanted == IGNORED_LABEL:
+        return _OF_IGNORED
+    if ROWS_AT.get(event.name) == LABELS:
+        return _OF_LABELS
+    rows = event.inputs[0].shape[0]
+    if not event.name.startswith(("embedding", "_embedding")) or tokens in (None, rows):
+        return ""
+    # What no batch holds, and no token is, the model has counted out itself.
+    return _OF_OTHERS if event.inputs[1].name else _OF_POSITIONS.format(rows=rows)
 
 
 def _raised_elsewhere(evidence: Evidence) -> bool:

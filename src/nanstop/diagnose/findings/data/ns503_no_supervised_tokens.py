@@ -54,7 +54,16 @@ from nanstop.diagnose.evidence.candidates import Candidates, forms
 from nanstop.diagnose.evidence.descent import operand, without_zeros
 from nanstop.diagnose.evidence.reading import failing_batch, loss_is_bad
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Atom, BatchFact, Change, Diagnosis, Evidence, Localization, OpEvent, TensorStats
+from nanstop.records import (
+    Atom,
+    BatchFact,
+    Change,
+    Diagnosis,
+    Evidence,
+    Localization,
+    OpEvent,
+    TensorStats,
+)
 from nanstop.wording import number
 
 STATISTICS = ("mean", "nanmean")

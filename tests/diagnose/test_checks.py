@@ -1014,6 +1014,36 @@ def test_the_table_and_the_ids_are_what_the_operation_read():
     assert check("NS502", lookup("aten.cat.default")) is None
 
 
+def test_an_infinite_rate_makes_no_other_one_next_to_nothing():
+    given = setup(
+        optimizer=moving(math.inf, 0.02),
+        rates=RateFacts(num_used=16, num_dead=15, highest=math.inf, coming=0.2, planned=True),
+    )
+    found = check("NS113", given)
+    assert (found.title, found.cause) == (
+        "out of range: learning rate inf",
+        "an update makes every weight NaN",
+    )
+    assert not found.lines
+
+
+@pytest.mark.parametrize("end", [1.0, -1.0])
+def test_a_gradient_of_advantages_at_the_end_of_a_format_is_the_rewards_fault(end):
+    """An infinite reward is made the largest number that there is, not one that is finite."""
+    reward = Signal(source="reward", name="score", value=math.inf, message="1 of 4 rewards")
+    overflown = localization(event(phase="backward", dtype="float32", wider="finite"))
+
+    def codes(largest):
+        low, high = sorted((0.0, end * largest))
+        fact = batch_fact("advantages", "float32", minimum=low, maximum=high)
+        given = evidence(overflown, signals=(reward,), batch=[fact])
+        return [one.code for one in diagnose(given, "incident")]
+
+    assert codes(FORMAT_MAX["float32"])[0] == "NS704"
+    assert "NS301" not in codes(FORMAT_MAX["float32"])
+    assert codes(5.0)[0] == "NS301"  # the trainer has clipped it
+
+
 def test_only_a_table_of_tokens_grows_with_the_tokenizer():
     def cure(tokens, name):
         given = lookup()

@@ -71,16 +71,16 @@ _OF_IGNORED = (
     "leave those places out by a mask"
 )
 _OF_LABELS = (
-    f"Mark labels that are to be left out with {IGNORED_LABEL}, count the others from 0, and give the "
-    "head as many classes as there are (`num_labels`)."
+    f"Mark labels that are to be left out with {IGNORED_LABEL}, count the others from 0, and give "
+    "the head as many classes as there are (`num_labels`)."
 )
 _OF_OTHERS = (
-    "This is no table of tokens: give it only ids that it has a row for, or none, or load the model "
-    "with a larger one (types, positions and languages have settings of their own)."
+    "This is no table of tokens: give it only ids that it has a row for, or none, or load the "
+    "model with a larger one (types, positions and languages have settings of their own)."
 )
 _OF_POSITIONS = (
-    "It has {rows} places: cut texts to that length, what the model puts before them (virtual tokens) "
-    "included, or give it more (`max_position_embeddings`)."
+    "It has {rows} places: cut texts to that length, what the model puts before them (virtual "
+    "tokens) included, or give it more (`max_position_embeddings`)."
 )
 _NOT_IDS = ("position", "type", "mask", "length", "cu_seqlens")
 

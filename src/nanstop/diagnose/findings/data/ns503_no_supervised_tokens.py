@@ -1,8 +1,8 @@
 """Every label of the micro-batch is masked.
 
 ## What happened
-The loss of the micro-batch is NaN because there is nothing to average: all labels are -100.
-Its gradients are exactly 0.
+The loss of the micro-batch is NaN because there is nothing to average: all labels are -100, or the
+number that the loss leaves out in its place (`ignore_index`). Its gradients are exactly 0.
 
 ## Why it happens
 Cross-entropy divides the sum over supervised tokens by their number: 0 / 0 = NaN. Its backward
@@ -79,7 +79,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
     fact, event = _empty_entry(evidence), _first_bad(evidence)
     over_none = event is not None and _is_of_nothing(event)
     ignored = _ignored(event) if event is not None and fact is None else None
-    nothing_counts = ignored is not None or (over_none and _is_likelihood(event))
+    nothing_counts = ignored is not None or (
+        event is not None and over_none and _is_likelihood(event)
+    )
     if fact is None and not nothing_counts:
         return None
     shape = fact.shape if fact is not None else ignored.shape if ignored is not None else ()

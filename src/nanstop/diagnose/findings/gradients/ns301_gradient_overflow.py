@@ -50,10 +50,28 @@ x 0 = NaN.
 
 from __future__ import annotations
 
+import math
+
 from nanstop.diagnose.evidence.candidates import Candidates, fp32_trainables, precision
-from nanstop.diagnose.evidence.reading import first_bad, foreign_kernel, limit, reached, standing
+from nanstop.diagnose.evidence.reading import (
+    failing_batch,
+    first_bad,
+    foreign_kernel,
+    limit,
+    reached,
+    standing,
+)
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Atom, Diagnosis, Evidence, OpEvent, RunFacts, TensorStats, op_name
+from nanstop.records import (
+    FORMAT_MAX,
+    Atom,
+    Diagnosis,
+    Evidence,
+    OpEvent,
+    RunFacts,
+    TensorStats,
+    op_name,
+)
 from nanstop.records.formats import NARROW, wider
 from nanstop.wording import listed, number
 
@@ -64,6 +82,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if event is None or output is None or foreign_kernel(event) or event.wider == "nonfinite":
         return None
     facts = standing(evidence)
+    if _is_weighed_without_end(evidence):
+        return None
     if event.wider == "unknown" and not (facts.scaler and output.dtype in NARROW):
         return None
     return Diagnosis(
@@ -76,6 +96,19 @@ def check(evidence: Evidence) -> Diagnosis | None:
         where=event.module,
         usual_cure="" if output.dtype in NARROW else _SMALLER,
     )
+
+
+def _is_weighed_without_end(evidence: Evidence) -> bool:
+    """Return whether the batch holds what became of an infinite reward: a number at the end of its
+    format. Its gradient leaves any format that is as wide.
+    """
+    incident = evidence.incident
+    signals = incident.signals if incident is not None else ()
+    if not any(one.source == "reward" and one.value == math.inf for one in signals):
+        return False
+    facts = ((one.dtype, one.minimum, one.maximum) for one in failing_batch(evidence))
+    sizes = ((dtype, max(-(low or 0.0), high or 0.0)) for dtype, low, high in facts)
+    return any(size >= 0.5 * FORMAT_MAX.get(dtype, math.inf) for dtype, size in sizes)
 
 
 _SMALLER = (

@@ -227,7 +227,7 @@ def _rate(facts: RunFacts) -> Iterator[Oddity]:
     if not math.isfinite(rate):
         effect = "an update makes every weight NaN"
         yield Oddity("certain", setting, effect, facts.optimizer_at)
-    if optimizer.per_rate is None:
+    if optimizer.per_rate is None or not math.isfinite(rate):
         return
     too_long = list(_step(facts, optimizer, optimizer.per_rate))
     yield from too_long
@@ -274,7 +274,7 @@ def _schedule(facts: RunFacts) -> Iterator[Oddity]:
     """Yield what the rates come to: those of the whole schedule, as far as they are known."""
     yield from _warm_up(facts)
     rates, made = facts.rates, facts.schedule_at
-    if rates is None:
+    if rates is None or not math.isfinite(rates.highest):  # beside that any other is next to 0
         return
     if rates.lowest < 0.0:
         effect = f"the rate comes to {rates.lowest:.2g}: updates go up the gradient from there on"

@@ -99,9 +99,10 @@ class ObjectiveRow:
     that each row reads, or one after the next, every pair of ``width`` outputs and targets, the
     policy itself in the place of its reference, ``width`` values less their own mean, padding of
     ``width`` places in that of texts, ``width`` rows and a copy of each, ``width`` labels of
-    padding, gradients that were asked for without a graph, or logarithms of probabilities along
-    another dimension. ``line``: FILE:LINE; ``made_at``: of the lines that made what was read what
-    it is; of copies, the names of what holds them in the batch.
+    padding, gradients that were asked for without a graph, logarithms of probabilities along
+    another dimension, or a target ``width`` beyond 0 and 1. ``line``: FILE:LINE; ``made_at``: of
+    the lines that made what was read what it is; of copies, the names of what holds them in the
+    batch.
     """
 
     op: str
@@ -121,6 +122,7 @@ class ObjectiveRow:
         "padded_labels",
         "unheard",
         "across",
+        "beyond",
     ]
     width: int
     line: str = ""

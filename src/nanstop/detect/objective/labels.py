@@ -32,6 +32,10 @@ FURTHEST = 3
 LIKELIHOODS = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
 PICKS = LIKELIHOODS | {"gather", "index"}
 """Operations that may take one class of each row."""
+_BINARY = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"})
+LEAST_TARGET, LARGEST_TARGET = -0.5, 1.5
+"""Noise takes smoothed labels a little beyond 0 and 1."""
+_SAME = 1e-6
 
 
 class Picks(LookOfSome):
@@ -199,3 +203,65 @@ class MovedTable(SecondRun):
         if self._read is None or self._read.dim() < 2:
             return None
         return self._read.reshape(num_texts, -1, self._read.shape[-1])
+
+
+class Targets(LookOfSome):
+    """Keeps of binary cross entropies, by the op's index, a target that is far beyond 0 and 1."""
+
+    ops = _BINARY
+
+    def __init__(self) -> None:
+        self.beyond: dict[int, float] = {}
+
+    def __call__(
+        self, index: int, _func: Any, args: Any, _kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], None] | None:
+        if args[0].requires_grad and args[1].numel():
+            low, high = torch.aminmax(args[1].detach())
+            if float(low) < LEAST_TARGET:
+                self.beyond[index] = float(low)
+            elif float(high) > LARGEST_TARGET:
+                self.beyond[index] = float(high)
+        return None
+
+
+def beyond_rows(step: Step, targets: Targets) -> tuple[ObjectiveRow, ...]:
+    """Return the binary cross entropies of the first micro-batch that count targets beyond 0 and
+    1: with 0 in their place, or 1, the loss is another one. Such a target has no logit at which
+    its term is least.
+
+    Undone bitwise; runs the micro-batch three times and once more where there are any, and not at
+    all elsewhere. Synchronises the device.
+    """
+    rows: list[ObjectiveRow] = []
+    for index, target in targets.beyond.items():
+        plain, *others = (first_loss(step, _Bounded(index, to)) for to in (None, 0.0, 1.0))
+        if all(abs(other - plain) <= _SAME * abs(plain) for other in others):
+            continue
+        op = first_ops(step)[index]
+        row = ObjectiveRow(
+            op=op.name,
+            module=op.module,
+            given="beyond",
+            width=int(target),
+            line=line_text(op.line),
+        )
+        rows.append(row)
+    return tuple(rows)
+
+
+class _Bounded(SecondRun):
+    """Has one operation read ``to`` in the place of targets beyond 0 and 1, all where it is
+    None.
+    """
+
+    def __init__(self, at: int, to: float | None) -> None:
+        super().__init__()
+        self._at, self._to = at, to
+
+    def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        if index == self._at and self._to is not None:
+            read = args[1]
+            bounded = read.masked_fill((read < 0.0) | (read > 1.0), self._to)
+            args = (args[0], bounded, *args[2:])
+        return func(*args, **kwargs)

@@ -56,6 +56,12 @@ Labels can be padding. A text of 5 tokens that is filled up to 24 is asked for 1
 a model learns first: a loss of 4.4 is one of 1.5 then. Labels that are -100 are ignored by torch's
 losses. That padding counts is seen by an experiment: the micro-batch run again without it.
 
+A target can be no probability. The term of a binary cross entropy is log(1 + exp(s)) - t s for a
+logit s and a target t: for t = -100, by which a label that is not known is often marked, it falls
+with s, 100 times as fast and without end, and the loss goes below 0. So does it for ids of classes,
+2 and up. That these places count is seen by an experiment: other targets there, and another loss.
+Targets a little beyond 0 and 1, from -0.5 to 1.5, are left in peace: noise smooths labels.
+
 ## Example
 ```python
 import torch
@@ -107,7 +113,16 @@ import math
 from nanstop.diagnose.evidence.reading import sighting
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, ObjectiveRow, op_name
+from nanstop.records.vocabulary import IGNORED_LABEL
 
+_LEFT_OUT = (
+    f"no binary cross entropy leaves out {IGNORED_LABEL}: weigh such places with 0 and give them a "
+    "target of 0: weight=(labels >= 0).float(), labels.clamp(min=0)"
+)
+_ONE_COLUMN_EACH = (
+    "give it a column of 0 and 1 for each class (torch.nn.functional.one_hot), or take "
+    "cross_entropy for ids of classes"
+)
 _ROWS = "other embeddings from one place on change the rows that read it"
 _INSTEAD = {
     "own_token": (
@@ -160,6 +175,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return _paired(evidence, first)
     if first.given in _INSTEAD:
         return _measured(evidence, first)
+    if first.given == "beyond":
+        return _beyond(evidence, first)
     return Diagnosis(
         code="NS118",
         title=f"`{op_name(first.op)}` is fed with {_given(first)}",
@@ -190,6 +207,22 @@ def _paired(evidence: Evidence, row: ObjectiveRow) -> Diagnosis:
             "bring both to one shape: outputs.squeeze(-1), or targets[:, None]",
             "where all pairs are meant, targets[None, :] says so",
         ),
+        where=row.module or "loss",
+        seen=sighting(evidence, "loss", op=row.op),
+    )
+
+
+def _beyond(evidence: Evidence, row: ObjectiveRow) -> Diagnosis:
+    """Return the finding of a binary cross entropy with targets that are no probabilities."""
+    ignored = row.width == IGNORED_LABEL
+    return Diagnosis(
+        code="NS118",
+        title="a binary cross entropy is given targets beyond 0 and 1",
+        cause=f"a target is {row.width}: the further its logit moves, the smaller the loss is, "
+        "without end",
+        confidence="certain",
+        confirmed="with others in their place the loss is another one",
+        lines=tuple(filter(None, (row.line, _LEFT_OUT if ignored else _ONE_COLUMN_EACH))),
         where=row.module or "loss",
         seen=sighting(evidence, "loss", op=row.op),
     )

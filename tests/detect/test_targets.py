@@ -1,0 +1,76 @@
+"""Targets of a binary cross entropy that are beyond 0 and 1 are told where they count."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from loop_scripts import findings_of
+
+torch.set_num_threads(1)
+TARGETS = torch.tensor([[0.0, 1.0, -100.0], [1.0, 0.0, 1.0], [0.0, -100.0, 1.0], [1.0, 1.0, 0.0]])
+KNOWN = (TARGETS >= 0.0).float()
+
+
+def plain(scores, targets):
+    return F.binary_cross_entropy_with_logits(scores, targets)
+
+
+def weighed(scores, targets):
+    weight = torch.tensor([1.0, 2.0, 1.0])
+    return F.binary_cross_entropy_with_logits(scores, targets, pos_weight=weight)
+
+
+def masked_before(scores, targets):
+    return F.binary_cross_entropy_with_logits(scores, targets, weight=KNOWN)
+
+
+def masked_later(scores, targets):
+    each = F.binary_cross_entropy_with_logits(scores, targets, reduction="none")
+    return (each * KNOWN).sum() / KNOWN.sum()
+
+
+def chosen(scores, targets):
+    kept = targets >= 0.0
+    return F.binary_cross_entropy_with_logits(scores[kept], targets[kept])
+
+
+def found(folder, loss, targets):
+    draw = torch.Generator().manual_seed(0)
+    inputs = torch.randn(4, 5, generator=draw)
+
+    def train():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(5, 3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss(model(inputs), targets).backward()
+            optimizer.step()
+
+    return findings_of(folder, train).get("NS118")
+
+
+@pytest.mark.parametrize("loss", [plain, weighed])
+def test_targets_that_are_no_probabilities(tmp_path, loss):
+    finding = found(tmp_path, loss, TARGETS)
+    assert finding.title == "a binary cross entropy is given targets beyond 0 and 1"
+    assert finding.cause.startswith("a target is -100:")
+    assert finding.confidence == "certain"
+    assert finding.confirmed == "with others in their place the loss is another one"
+    assert any("return F.binary_cross_entropy" in line for line in finding.lines)
+
+
+def test_ids_of_classes_are_no_targets_of_a_binary_cross_entropy(tmp_path):
+    ids = torch.tensor([[0.0, 2.0, 1.0]] * 4)
+    assert found(tmp_path, plain, ids).cause.startswith("a target is 2:")
+
+
+@pytest.mark.parametrize("loss", [masked_before, masked_later, chosen])
+def test_targets_that_do_not_count(tmp_path, loss):
+    assert found(tmp_path, loss, TARGETS) is None
+
+
+@pytest.mark.parametrize("targets", [KNOWN, 0.9 * KNOWN + 0.05, 1.2 * KNOWN, 0.3 - 0.5 * KNOWN])
+def test_targets_that_are_smoothed(tmp_path, targets):
+    """Noise around labels, a little beyond them, is a known trick for discriminators."""
+    assert found(tmp_path, plain, targets) is None

@@ -371,5 +371,5 @@ class GradientAccounts:
 
 def _is_open(account: GradientAccount) -> bool:
     """Return whether the next windows are to tell the line of what this one has shown."""
-    hidden, put_back = account.num_hidden, account.is_put_back
-    return bool(hidden and not account.changed_at) or (put_back and not account.rewritten_at)
+    hidden, written = account.num_hidden, account.is_put_back or bool(account.rounded_to)
+    return bool(hidden and not account.changed_at) or (written and not account.rewritten_at)

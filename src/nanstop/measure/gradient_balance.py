@@ -209,6 +209,8 @@ def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> Gradi
         shrunk=_shrunk(taken, weights, updated),
         updated_at=(samples.updated_at,) if samples.updated_at is not None else (),
         is_put_back=_is_put_back(samples),
+        rounded_to=_rounded_to(samples),
+        share_undone=_share_undone(samples),
         rewritten_at=tuple(dict.fromkeys(reversed(samples.rewritten_at)))[::-1],
         were_weights_still=still,
         changed_at=_changed_at(samples, arrived),
@@ -268,7 +270,7 @@ def _changed_at(samples: Samples, arrived: Tensor) -> tuple[SourceLine, ...]:
 
 def is_even(account: GradientAccount) -> bool:
     """Return whether an update consumed the sum of the backwards' gradients, unchanged and once."""
-    if account.is_carried or account.num_hidden or account.is_put_back:
+    if account.is_carried or account.num_hidden or account.is_put_back or account.rounded_to:
         return False
     if any(one.is_lost or one.is_again for one in account.contributions):
         return False
@@ -342,6 +344,24 @@ def _is_put_back(samples: Samples) -> bool:
         return False  # at a bound, at which a projection keeps them: no state that is copied
     changed = float((became - was).norm())
     return changed > 0.0 and float((met - was).norm()) <= _UNDONE * changed
+
+
+def _rounded_to(samples: Samples) -> str:
+    """Return the narrow format that all weights were rounded to since the update before."""
+    became, met = samples.became, samples.met
+    if became is None or met is None or torch.equal(became, met):
+        return ""
+    narrow = (torch.float16, torch.bfloat16)
+    found = (one for one in narrow if torch.equal(became.float().to(one).double(), met))
+    return next((str(one).removeprefix("torch.") for one in found), "")
+
+
+def _share_undone(samples: Samples) -> float:
+    was, became, met = samples.was, samples.became, samples.met
+    if was is None or became is None or met is None:
+        return 0.0
+    changed = became != was
+    return float((met == was)[changed].double().mean()) if bool(changed.any()) else 0.0
 
 
 def _number(value: float | Tensor | None) -> float | None:

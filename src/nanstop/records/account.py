@@ -118,6 +118,12 @@ class GradientAccount:
     is_put_back: bool = False
     """Whether the next forward after the update before found the weights as they had been ahead
     of that update, which had changed them."""
+    rounded_to: str = ""
+    """What every sampled weight was rounded to between the update before and the next forward: the
+    name of a format that is narrower than the one it is held in."""
+    share_undone: float = 0.0
+    """Of the sampled weights that the update before changed: how many that forward found as they
+    had been, bit for bit."""
     rewritten_at: tuple[SourceLine, ...] = ()
     """Lines that wrote to the weights between that update and that forward; empty where that was
     not looked for."""

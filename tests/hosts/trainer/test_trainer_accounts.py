@@ -182,3 +182,40 @@ def test_what_a_trainer_does_with_the_mean_that_is_its_loss(tmp_path, kind, call
 def test_micro_batches_that_are_shares_of_a_mean(tmp_path, window):
     trainer = by_gradient_descent(tmp_path / "hf", gradient_accumulation_steps=window)
     assert codes(trainer, tmp_path / "out") == []
+
+
+class HalfCopies(TrainerCallback):
+    """Stores the weights in half precision after each update, and makes them float again."""
+
+    def __init__(self, folder, *, of_copies=False, narrow=torch.float16):
+        self.folder, self.of_copies, self.narrow = folder, of_copies, narrow
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        path = self.folder / "half.pt"
+        if self.of_copies:
+            torch.save({k: v.to(self.narrow) for k, v in model.state_dict().items()}, path)
+        else:
+            model.to(self.narrow)
+            torch.save(model.state_dict(), path)
+            model.float()
+
+
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
+def test_weights_that_are_rounded_after_each_update(tmp_path, narrow):
+    trainer = build("trainer", tmp_path / "hf", max_steps=10, learning_rate=2e-6)
+    trainer.add_callback(HalfCopies(tmp_path, narrow=narrow))
+    with nanstop.watch(trainer, policy="observe", out=tmp_path / "out") as watch:
+        trainer.train()
+    found = next(one for one in watch.findings if one.code == "NS111")
+    assert found.confidence == "certain"
+    assert f"rounded to {str(narrow).removeprefix('torch.')}" in found.cause
+    assert any("half copy" in line for line in found.lines)
+
+
+@pytest.mark.parametrize(("of_copies", "rate"), [(True, 2e-6), (False, 0.05)])
+def test_weights_that_are_copied_or_hardly_lose_anything(tmp_path, of_copies, rate):
+    trainer = build("trainer", tmp_path / "hf", max_steps=10, learning_rate=rate)
+    trainer.add_callback(HalfCopies(tmp_path, of_copies=of_copies))
+    with nanstop.watch(trainer, policy="observe", out=tmp_path / "out") as watch:
+        trainer.train()
+    assert "NS111" not in [one.code for one in watch.findings]

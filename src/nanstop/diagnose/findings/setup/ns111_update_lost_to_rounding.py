@@ -12,7 +12,8 @@ above 512 x 1e-6 = 0.0005 stays where it is; of weights with a deviation of 0.02
 float16 keeps 11 bits and loses updates below |w| / 4096. The next update is rounded away just the
 same: they never add up. A script that makes its updates by itself, without an optimizer, is told
 the same: what its line adds is seen, and of the weights with a gradient 95 % or more stay in three
-looks in a row.
+looks in a row. So are weights that are held in float32 and rounded after each update: a callback
+that stores a half copy by `model.half()`, and makes the model float again.
 
 ## Example
 ```python
@@ -68,7 +69,7 @@ from nanstop.wording import listed, percent
 
 LOST = 0.95
 """Share of a script's own update from which it is mostly lost."""
-_THRICE = 3
+_TWICE, _THRICE = 2, 3
 MOST = 0.5
 MANY = 0.1
 TYPICAL_DEVIATION = 0.02
@@ -81,7 +82,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if a probed update was mostly lost, or would be at this rate."""
     facts = standing(evidence)
     if evidence.accounts and evidence.probe is None:
-        return _own_update(evidence)
+        return _own_update(evidence) or _rounded(evidence)
     probe = evidence.probe
     rows = probe.updates if probe is not None else ()
     since = probe.since if probe is not None else None
@@ -123,6 +124,34 @@ def _own_update(evidence: Evidence) -> Diagnosis | None:
         remedies=fp32_trainables(standing(evidence)),
         seen=sighting(evidence, "optimizer", since=accounts[0].at.step),
     ).at(source)
+
+
+def _rounded(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if weights are rounded between each update and the next forward, and much
+    of the updates is lost by it.
+    """
+    twice = repeated(evidence.accounts, _TWICE)
+    narrow = {account.rounded_to for account in twice}
+    if len(narrow) != 1 or not all(one.rounded_to and one.share_undone >= MANY for one in twice):
+        return None
+    last = twice[-1]
+    return Diagnosis(
+        code="NS111",
+        title="updates are lost where the weights are rounded after them",
+        cause=(
+            f"the forward after update {last.at.step - 1} finds each sampled weight rounded to "
+            f"{last.rounded_to}, and {100 * last.share_undone:.3g} % of those that it had changed "
+            "as they were before"
+        ),
+        confidence="certain",
+        lines=(
+            "look for what casts the model between two updates, such as a half copy that is stored",
+            "cast a copy, not the model: {k: v.half() for k, v in model.state_dict().items()}",
+        ),
+        usual_cure="Leave the weights that are trained in their format: cast a copy of them.",
+        where=standing(evidence).host,
+        seen=sighting(evidence, "forward", since=max(twice[0].at.step - 1, 0)),
+    ).at(next(iter(last.rewritten_at[-1:]), None))
 
 
 def _measured(

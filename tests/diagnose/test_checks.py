@@ -1044,6 +1044,14 @@ def test_a_gradient_of_advantages_at_the_end_of_a_format_is_the_rewards_fault(en
     assert codes(5.0)[0] == "NS301"  # the trainer has clipped it
 
 
+def test_the_line_that_made_a_row_bad_is_said():
+    line = SourceLine(file="/x/data.py", line=7, function="prepare", text="return x / x.std()")
+    made_of = BatchRows(data="train", rows=(4, 5), unmade_at=line)
+    given = evidence(batch=[batch_fact("pixels", "float32", num_bad=4)])
+    given = replace(given, incident=replace(given.incident, rows=made_of))
+    assert "made so at data.py:7: `return x / x.std()`" in check("NS501", given).lines
+
+
 def test_only_a_table_of_tokens_grows_with_the_tokenizer():
     def cure(tokens, name):
         given = lookup()

@@ -5,6 +5,7 @@ The random streams are as without it.
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
@@ -266,3 +267,97 @@ def test_a_scripts_report_names_the_row(tmp_path):
     assert 37 in report.incident.rows.rows
     assert len(report.incident.rows.rows) == 8
     assert " of the data set" in render(report)
+
+
+class Standardised(Dataset):
+    """Row 5 is of one number throughout."""
+
+    def __init__(self, prepare):
+        self.prepare, self.asked = prepare, []
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, row):
+        self.asked.append(row)
+        values = np.full(6, 3.0, np.float32) if row == 5 else np.arange(6, dtype=np.float32) + row
+        return {"x": torch.from_numpy(self.prepare(values))}
+
+
+def by_deviation(values):
+    return (values - values.mean()) / values.std()
+
+
+def by_torch(values):
+    values = torch.from_numpy(values)
+    return ((values - values.mean()) / values.std()).numpy()
+
+
+def with_an_innocent_zero(values):
+    share = np.where(
+        values > 3.5, 1.0 / (values - values), 0.0
+    )  # Inf in each row, and read by none
+    return (values - values.mean()) / values.std() + 0.0 * np.nan_to_num(share)
+
+
+def at_two_lines(values):
+    values = values / (values - values[0]).max()
+    return values / (values - values[0]).max()
+
+
+def by_chance(values):
+    return values * (np.float32("nan") if random.random() < 0.5 else np.float32(1.0))
+
+
+@pytest.mark.parametrize(
+    ("prepare", "line"),
+    [
+        (by_deviation, "return (values - values.mean()) / values.std()"),
+        (by_torch, "return ((values - values.mean()) / values.std()).numpy()"),
+        (with_an_innocent_zero, "return (values - values.mean()) / values.std() + 0.0"),
+        (at_two_lines, ""),
+        (by_chance, ""),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*encountered in")
+def test_the_line_that_made_a_row_bad(prepare, line):
+    random.seed(2)
+    rows = DataRows("the data set")
+    data = Standardised(prepare)
+    loader = DataLoader(data, batch_size=4)
+    rows.follow(loader)
+    for batch in loader:
+        state = random.getstate(), torch.get_rng_state()
+        found = rows.rows_of(batch)
+        assert (random.getstate(), torch.get_rng_state().tolist()) == (state[0], state[1].tolist())
+        bad = not bool(batch["x"].isfinite().all())
+        told = found.unmade_at.text if found.unmade_at is not None else ""
+        assert (line in told and bool(told)) if bad and line else not told
+    rows.end()
+
+
+def test_rows_of_a_finite_batch_are_not_made_again():
+    rows, data = DataRows("the data set"), Standardised(lambda values: values)
+    loader = DataLoader(data, batch_size=4)
+    rows.follow(loader)
+    for batch in loader:
+        rows.rows_of(batch)
+    assert data.asked == list(range(8))
+    rows.end()
+
+
+def test_a_collator_that_writes_to_rows_is_given_copies():
+    held = [{"x": torch.ones(2) * row, "n": torch.tensor(float(row))} for row in range(4)]
+
+    def collate(samples):
+        for one in samples:
+            one["x"] += 1.0
+        count = torch.stack([one["n"] for one in samples])
+        return {"x": torch.stack([one["x"] for one in samples]), "weight": 1.0 / count}
+
+    rows, loader = DataRows("the data set"), DataLoader(held, batch_size=4, collate_fn=collate)
+    rows.follow(loader)
+    found = rows.rows_of(next(iter(loader)))
+    assert found.unmade_at.text.startswith('return {"x"')
+    assert [float(one["x"][0]) for one in held] == [1.0, 2.0, 3.0, 4.0]
+    rows.end()

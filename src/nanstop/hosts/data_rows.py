@@ -11,6 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from copy import deepcopy
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any
@@ -24,7 +25,7 @@ from nanstop.frozen import frozen
 from nanstop.hosts.patching import Patches
 from nanstop.numerics.tensors import tensors
 from nanstop.own_code import is_of_library
-from nanstop.records import BatchRows
+from nanstop.records import BatchRows, SourceLine
 from nanstop.replay.step import Batch
 from nanstop.session.shown_text import ids_as_text
 
@@ -44,6 +45,7 @@ class Delivery:
 
     rows: tuple[int, ...]
     dataset: Callable[[], Any]
+    loader: Callable[[], Any]
     tensors: tuple[Tensor, ...]
     in_order: bool
     streamed: bool
@@ -90,7 +92,7 @@ class DataRows:
         reads, itself = type(iterator)._next_data, weakref.ref(iterator)
         in_order = _keeps_order(loader.collate_fn)
         streamed = isinstance(loader.dataset, IterableDataset)
-        dataset = _reference(loader.dataset)
+        dataset, origin = _reference(loader.dataset), weakref.ref(loader)
         is_first = [True]
 
         def next_data() -> Any:
@@ -102,7 +104,7 @@ class DataRows:
                     self.on_delivery(given)
                 small = tuple([t.detach() for t in given if t.dim() and t.nbytes <= _MOST_BYTES])
                 rows, num_bytes = drawn.pending.popleft(), sum(map(attrgetter("nbytes"), small))
-                self._add(Delivery(rows, dataset, small, in_order, streamed, num_bytes))
+                self._add(Delivery(rows, dataset, origin, small, in_order, streamed, num_bytes))
             return found
 
         iterator._next_data = next_data
@@ -149,7 +151,12 @@ class DataRows:
             in_order, by_row = False, in_order  # a preference has two, in whatever order
         data = "the stream" if delivery.streamed else self.data
         return BatchRows(
-            data=data, rows=delivery.rows, in_order=in_order, starts=starts, by_row=by_row
+            data=data,
+            rows=delivery.rows,
+            in_order=in_order,
+            starts=starts,
+            by_row=by_row,
+            unmade_at=_unmade_at(delivery, given),
         )
 
     def _add(self, one: Delivery) -> None:
@@ -157,6 +164,33 @@ class DataRows:
         self._num_bytes += one.num_bytes
         while self._num_bytes > _MOST_KEPT or len(self._last) > _MOST_BATCHES:
             self._num_bytes -= self._last.popleft().num_bytes
+
+
+def _unmade_at(delivery: Delivery, given: list[Tensor]) -> SourceLine | None:
+    """Return the only line of the script that makes numbers of the rows of a bad batch that are not
+    finite, where they are made again, and of its healthy rows none.
+
+    Copies of rows are collated: a collator may write to what a data set holds.
+    """
+    num, loader = len(delivery.rows), delivery.loader()
+    floats = [t for t in given if t.is_floating_point() and t.shape[:1] == (num,)]
+    bad = [~t.isfinite().reshape(num, -1).all(-1).cpu() for t in floats if t.numel()]
+    if delivery.streamed or loader is None or not any(map(torch.any, bad)):
+        return None
+    from nanstop.tracing.unmade_numbers import lines_that_unmake
+
+    dataset, collate = loader.dataset, loader.collate_fn
+    is_bad = torch.stack(bad).any(0).tolist()
+    healthy = [row for row, one in zip(delivery.rows, is_bad, strict=True) if not one]
+
+    def made(rows: Sequence[int]) -> tuple[frozenset[SourceLine], bool]:
+        return lines_that_unmake(lambda: collate([deepcopy(dataset[row]) for row in rows]))
+
+    lines, is_bad_again = made(delivery.rows)
+    if not is_bad_again or not lines:
+        return None
+    lines -= made(healthy)[0] if healthy else frozenset()
+    return next(iter(lines)) if len(lines) == 1 else None
 
 
 class TrainerRows:

@@ -26,7 +26,9 @@ class BatchRows:
     ``data``: what they are rows of. ``rows``: in the order of its samples, or, not ``in_order``, in
     that of the loader. ``starts``: of samples that were joined into one row, their first tokens.
     ``by_row``: whether samples are several sequences of each row, in an order that is not known,
-    and what has one value for each row has them in the order of ``rows``.
+    and what has one value for each row has them in the order of ``rows``. ``unmade_at``: the
+    line of the script that makes numbers of these rows that are not finite, where they are made
+    again, and of the others none.
     """
 
     data: str
@@ -34,6 +36,7 @@ class BatchRows:
     in_order: bool = True
     starts: tuple[int, ...] = ()
     by_row: bool = False
+    unmade_at: SourceLine | None = None
 
     def row(self, sample: int, token: int | None = None) -> int | None:
         """Return the row of a sample, of a token where samples were joined; None: not known."""

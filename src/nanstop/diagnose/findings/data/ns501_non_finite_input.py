@@ -83,8 +83,13 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def _made(evidence: Evidence) -> tuple[str, ...]:
-    """Return the statement of the script that gave a bad entry its value, where it is known."""
-    found = evidence.localization
+    """Return the line that made a bad entry of the data, or the statement of the script that gave
+    it its value, where one is known.
+    """
+    found, incident = evidence.localization, evidence.incident
+    unmade = incident.rows.unmade_at if incident is not None and incident.rows else None
+    if unmade is not None:
+        return (f"made so at {unmade.short}: `{unmade.text}`",)
     at = found.held_at if found is not None and found.origin == "from_batch" else None
     if found is None or at is None:
         return ()

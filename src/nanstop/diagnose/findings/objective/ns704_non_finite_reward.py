@@ -77,11 +77,19 @@ def _failed(evidence: Evidence) -> Diagnosis | None:
         title="a reward is not finite" if told else f"a reward or weight is not finite: `{weight}`",
         cause=(amounts or [missing])[0] or _WEIGHS,
         confidence="certain" if functions else "likely",
-        lines=(_ADVICE, *amounts[1:]) if told else (_DERIVED,),
+        lines=(_ADVICE, *amounts[1:]) if told else _derived(evidence),
         remedies=without_rows(evidence),
+        usual_cure="" if told else _WEIGHT,
         where=(functions or [weight or "reward"])[0],
     )
     return _with_line(diagnosis, evidence)
+
+
+def _derived(evidence: Evidence) -> tuple[str, ...]:
+    """Return where a weight of the batch was made, as far as that is known."""
+    incident = evidence.incident
+    unmade = incident.rows.unmade_at if incident is not None and incident.rows else None
+    return (f"made so at {unmade.short}: `{unmade.text}`",) if unmade is not None else (_DERIVED,)
 
 
 def _with_line(found: Diagnosis, evidence: Evidence) -> Diagnosis:
@@ -101,6 +109,10 @@ def _word(value: float | None) -> str:
 
 _WEIGHS = "it weighs the log-probabilities of what was chosen, as a reward or an advantage does"
 _ADVICE = "give a completion that cannot be scored a finite worst reward"
+_WEIGHT = (
+    "Keep it finite where it is made: divide by a count of 1 or more (`clamp(min=1)`), and by a "
+    "deviation and a small number; give what cannot be scored a finite worst reward."
+)
 _DERIVED = (
     "where it was made of rewards before the model was called: look for a reward that is none, for "
     "a deviation of one reward, or one of 0"

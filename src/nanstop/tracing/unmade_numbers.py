@@ -1,0 +1,96 @@
+"""Which line of a script makes numbers that are not finite out of finite ones, while something is
+made again: the rows of a batch, by a data set and a collator.
+
+NumPy says at which operation it divides by 0, or has no value, and goes on; torch says nothing, and
+each of its results is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nanstop.numerics.tensors import by_torch_alone, tensors
+from nanstop.own_code import is_library
+from nanstop.replay.conditions import unwarned
+from nanstop.replay.function_modes import OwnMode, is_crowded, put_on, take_off
+from nanstop.replay.rng import rng_kept
+from nanstop.tracing.places import source_line, user_line
+
+if TYPE_CHECKING:
+    from nanstop.records import SourceLine
+
+_MOST_ELEMENTS = 1 << 22
+
+
+def lines_that_unmake(make: Callable[[], Any]) -> tuple[frozenset[SourceLine], bool]:
+    """Return the lines of the script at which numbers stop being finite while ``make`` runs, and
+    whether some of what it returns is not finite.
+
+    What it raises is no answer: no lines, and False. Random streams are as they were before.
+    """
+    seen = _Seen()
+    try:
+        with rng_kept(), unwarned(), _told_by_numpy(seen.note), torch.no_grad(), _on(seen):
+            made = make()
+        with by_torch_alone():
+            is_bad = any(map(_is_bad, tensors(made)))
+    except Exception:  # code of the script, called at another time than it was written for
+        return frozenset(), False
+    return frozenset(seen.lines), is_bad
+
+
+class _Seen(OwnMode):
+    """Notes the lines whose results are not finite although all that they read is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: set[SourceLine] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with by_torch_alone():
+            was_bad = any(map(_is_bad, tensors((args, kwargs))))
+        result = func(*args, **kwargs)
+        with by_torch_alone():
+            if not was_bad and any(map(_is_bad, tensors((result, args)))):
+                self.note()
+        return result
+
+    def note(self, *_: Any) -> None:
+        """Note the line of the script that is at work."""
+        line = user_line()
+        if line is not None and not is_library(line[0].co_filename):
+            source = source_line(line)
+            self.lines |= {source} if source is not None else set()
+
+
+def _is_bad(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() or tensor.numel() > _MOST_ELEMENTS:
+        return False
+    return not bool(tensor.isfinite().all())
+
+
+@contextmanager
+def _on(mode: OwnMode) -> Iterator[None]:
+    if is_crowded():
+        yield
+        return
+    put_on(mode)
+    try:
+        yield
+    finally:
+        take_off(mode)
+
+
+@contextmanager
+def _told_by_numpy(note: Callable[..., None]) -> Iterator[None]:
+    """Have NumPy call ``note`` where it divides by 0 or has no value, in the place of warning."""
+    import numpy as np
+
+    with np.errstate(divide="call", invalid="call", over="call", call=note):
+        yield

@@ -273,13 +273,14 @@ class Standardised(Dataset):
     """Row 5 is of one number throughout."""
 
     def __init__(self, prepare):
-        self.prepare, self.asked = prepare, []
+        self.prepare, self.asked, self.num = prepare, [], 0
 
     def __len__(self):
         return 8
 
     def __getitem__(self, row):
         self.asked.append(row)
+        self.num += 1
         values = np.full(6, 3.0, np.float32) if row == 5 else np.arange(6, dtype=np.float32) + row
         return {"x": torch.from_numpy(self.prepare(values))}
 
@@ -333,6 +334,7 @@ def test_the_line_that_made_a_row_bad(prepare, line):
         bad = not bool(batch["x"].isfinite().all())
         told = found.unmade_at.text if found.unmade_at is not None else ""
         assert (line in told and bool(told)) if bad and line else not told
+    assert data.num == 8
     rows.end()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from itertools import accumulate
 from operator import attrgetter
@@ -186,11 +186,26 @@ def _unmade_at(delivery: Delivery, given: list[Tensor]) -> SourceLine | None:
     def made(rows: Sequence[int]) -> tuple[frozenset[SourceLine], bool]:
         return lines_that_unmake(lambda: collate([deepcopy(dataset[row]) for row in rows]))
 
-    lines, is_bad_again = made(delivery.rows)
-    if not is_bad_again or not lines:
+    with _attributes_kept(dataset, collate):
+        lines, is_bad_again = made(delivery.rows)
+        if is_bad_again and lines and healthy:
+            lines -= made(healthy)[0]
+    if not is_bad_again:
         return None
-    lines -= made(healthy)[0] if healthy else frozenset()
     return next(iter(lines)) if len(lines) == 1 else None
+
+
+@contextmanager
+def _attributes_kept(*objects: Any) -> Iterator[None]:
+    """Have the attributes of objects, counters perhaps, on exit as they are now."""
+    tables = [table for one in objects if isinstance(table := getattr(one, "__dict__", None), dict)]
+    noted = [(table, dict(table)) for table in tables]
+    try:
+        yield
+    finally:
+        for table, was in noted:
+            table.clear()
+            table.update(was)
 
 
 class TrainerRows:

@@ -10,8 +10,10 @@ import nanstop
 from loop_scripts import findings_of
 from nanstop.commands.check.check import preflight
 from nanstop.commands.check.job import look
+from nanstop.detect.first_rows import counted
 from nanstop.hosts.trainer.facts import facts_of
 from nanstop.hosts.trainer.view import HfView
+from nanstop.records import TextFacts
 
 torch.set_num_threads(1)
 
@@ -172,3 +174,16 @@ def test_the_line_that_masks_every_label_is_named(tmp_path):
 
     line, *_ = findings_of(tmp_path, train)["NS505"].lines
     assert line.endswith("return ids.masked_fill(ids.cumsum(1) < 1000, -100)")
+
+
+@pytest.mark.parametrize(("mask", "num"), [(60, 0), (None, 6)])
+def test_places_that_are_drawn_anew_are_no_missing_labels(mask, num, tmp_path):
+    """Of 8 short texts 2 had a place hidden, in this batch."""
+    ids = torch.arange(40).reshape(8, 5) % 40 + 10
+    labels = torch.full_like(ids, -100)
+    for row, place in ((1, 0), (1, 2), (1, 3), (5, 1), (5, 4)):
+        labels[row, place] = ids[row, place]
+        ids[row, place] = ids[row, place] if mask is None else mask
+    batch = {"input_ids": ids, "labels": labels}
+    found = counted(batch, HfView(trainer(rows(), tmp_path)), TextFacts())
+    assert (found.num_rows, found.num_without_labels) == (8, num)

@@ -31,6 +31,7 @@ MOST_WINDOWS = 16
 """Windows that are looked at: at a row each, no more are worth the reading."""
 _WHOLE = (torch.int64, torch.int32)
 _MOST_LINES = 3
+_LEAST_REPLACED = 4
 
 
 class FirstRows:
@@ -146,6 +147,8 @@ def counted(
     without = int((~torch.stack(taught).any(0)).sum()) if taught else 0
     if without == num and loss is not None and math.isfinite(loss) and loss != 0.0:
         without = 0
+    if ids is not None and any(_are_hidden(one, ids) for one in labels):
+        without = 0  # places are drawn anew each time: another row has some the next time
     found = DataFacts(num_rows=num, num_labelled=num, num_without_labels=without)
     if ids is None:
         return found
@@ -163,6 +166,20 @@ def counted(
         tokenized_at=_both((), tuple(line_text(one.text.line) for one in known if one.text.line)),
         shortened_at=_both((), tuple(f"{one.short}: {one.text}" for one in cutters)),
     )
+
+
+def _are_hidden(labels: Tensor, ids: Tensor) -> bool:
+    """Return whether labels are what tokens were before one and the same id took the place of most
+    of them, as for a masked language model.
+    """
+    if labels.shape != ids.shape:
+        return False
+    replaced = ids[(labels != IGNORED_LABEL) & (labels != ids)]
+    if len(replaced) < _LEAST_REPLACED:
+        return False
+    often = int(replaced.mode().values)
+    num_here, num_elsewhere = int((replaced == often).sum()), int((ids == often).sum())
+    return 2 * num_here > len(replaced) and num_here == num_elsewhere
 
 
 def _only_label(labels: Sequence[Tensor], ids: Tensor) -> int | None:

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "c3682f7c2b5fe2d0")
+REPORT_FORM = (1, "a1ccd74ad73cdd4b")
 
 
 def test_names():

@@ -11,6 +11,7 @@ import nanstop
 from loop_scripts import run_script
 from nanstop.decide.policy import Policy
 from nanstop.detect.foresight import Foresight
+from nanstop.detect.rates import given
 from nanstop.hosts.script import autowatch
 from nanstop.measure.rehearsal import Rehearsal
 from nanstop.session.factory import opener
@@ -141,8 +142,10 @@ LOGS = "def shown(metrics, optimizer): metrics['lr'] = optimizer.param_groups[0]
 
 
 @pytest.mark.parametrize(("other", "is_named"), [("", True), (LOGS, True), (SETS_TOO, False)])
-def test_the_only_line_that_sets_a_rate_by_hand_is_named(tmp_path, other, is_named):
-    sessions = []
+def test_the_only_line_that_sets_a_rate_by_hand_is_named(tmp_path, monkeypatch, other, is_named):
+    sessions, files = [], given._files
+    own = [str(tmp_path / "poly.py")]  # modules of other tests set rates as well
+    monkeypatch.setattr(given, "_files", lambda: (one for one in files() if one in own))
     autowatch.install(opener(Policy(), Store(tmp_path), lambda _: None, opened=sessions.append))
     try:
         run_script(tmp_path / "poly.py", POLY.replace("{other}", other))

@@ -32,13 +32,13 @@ def is_left_in_peace(folder, *what):
 
 PARTED = [
     ("initial", "last.weight", "certain", 0, "the ranks have begun with other weights"),
-    ("skips", "first.weight", "certain", 4, "since step 2 it was rank 0 2, rank 1 1"),
     ("gradients", "last.weight", "certain", 2, "what is done to it in between differs"),
     ("last_alone", "first.weight", "certain", 1, "added each rank's own after the exchange"),
     ("past_wrapper", "first.weight", "likely", 3, "calls the model inside"),
-    ("late", "late", "certain", 1, "registered after the model was wrapped"),
 ]
 MORE = [
+    ("skips", "first.weight", "certain", 4, "since step 2 it was rank 0 2, rank 1 1"),
+    ("late", "late", "certain", 1, "registered after the model was wrapped"),
     ("frozen", "frozen.weight", "certain", 0, "at [0, 5]"),
     ("rates", "first.weight", "likely", 1, "`lr` is 0.02 on rank 0, 0.03 on rank 1"),
     ("state", "first.weight", "likely", 1, "`step of first.weight` differed in step 0"),

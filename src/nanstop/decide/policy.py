@@ -242,7 +242,7 @@ def _only_observing(policy: Policy, key: FailureKey, *, world_size: int, can_vet
     if policy.on_failure == "observe":
         return "the policy is to observe"
     if world_size > 1:
-        return f"{world_size} processes train together and cannot agree yet: observed only"
+        return f"{world_size} processes train together and have not met over this: observed only"
     if policy.on_failure == "stop":
         return ""
     if key.phase in ("evaluate", "generate"):

@@ -8,7 +8,7 @@ each of its results is looked at.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from nanstop.numerics.tensors import by_torch_alone, tensors
 from nanstop.own_code import is_library
 from nanstop.replay.conditions import unwarned
-from nanstop.replay.function_modes import OwnMode, is_crowded, put_on, take_off
+from nanstop.replay.function_modes import OwnMode, is_crowded, on_stack
 from nanstop.replay.rng import rng_kept
 from nanstop.tracing.places import source_line, user_line
 
@@ -34,8 +34,9 @@ def lines_that_unmake(make: Callable[[], Any]) -> tuple[frozenset[SourceLine], b
     What it raises is no answer: no lines, and False. Random streams are as they were before.
     """
     seen = _Seen()
+    on = nullcontext() if is_crowded() else on_stack(seen)
     try:
-        with rng_kept(), unwarned(), _told_by_numpy(seen.note), torch.no_grad(), _on(seen):
+        with rng_kept(), unwarned(), _told_by_numpy(seen.note), torch.no_grad(), on:
             made = make()
         with by_torch_alone():
             is_bad = any(map(_is_bad, tensors(made)))
@@ -73,18 +74,6 @@ def _is_bad(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.numel() > _MOST_ELEMENTS:
         return False
     return not bool(tensor.isfinite().all())
-
-
-@contextmanager
-def _on(mode: OwnMode) -> Iterator[None]:
-    if is_crowded():
-        yield
-        return
-    put_on(mode)
-    try:
-        yield
-    finally:
-        take_off(mode)
 
 
 @contextmanager

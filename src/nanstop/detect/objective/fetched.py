@@ -14,7 +14,7 @@ from nanstop.numerics.tensors import by_torch_alone, tensors, version
 from nanstop.own_code import is_library
 from nanstop.records import SourceLine
 from nanstop.replay.conditions import is_compiling
-from nanstop.replay.function_modes import OwnMode, is_crowded, put_on, take_off
+from nanstop.replay.function_modes import OwnMode, is_crowded, on_stack
 from nanstop.tracing.places import source_line, user_line
 
 MOST_FETCHES, MOST_CALLS, MOST_ELEMENTS = 4, 256, 1 << 14
@@ -63,11 +63,10 @@ class Fetches:
         if len(self._all) >= MOST_FETCHES or is_crowded() or is_compiling():
             yield
             return
-        put_on(mode)
         try:
-            yield
+            with on_stack(mode):
+                yield
         finally:
-            take_off(mode)
             self._all.append(mode.calls)
 
     def makers(

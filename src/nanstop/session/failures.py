@@ -251,7 +251,7 @@ class Failures:
             found.stage("repeat", partial(self._bad.note, *place, found.at))
             found.explain(self._run.series)
             found.confirm(failing)
-            if self._num_apart(now) == 1:  # else nothing would come of it
+            if self._num_apart(now) == 1 or now.by_itself == "own":  # else nothing would come of it
                 found.prove(failing, self._run.policy)
             if alike and names_samples(alike[0]):
                 # The samples are new, the failure is not.

@@ -1,4 +1,6 @@
-"""Trainings whose weights lie on several ranks that compute together: tensor parallelism."""
+"""Trainings of several ranks without a wrapper that exchanges gradients: weights in parts that are
+computed with together (tensor parallelism), or whole on each, and the script averages.
+"""
 
 import hashlib
 import itertools
@@ -45,6 +47,18 @@ def plan_of_transformers():
     return net, lambda step: net(input_ids=ids[step], labels=ids[step]).loss
 
 
+def whole():
+    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    given = torch.randn(8, 4, 8, generator=torch.Generator().manual_seed(RANK))
+    return net, lambda step: (net(given[step]).squeeze(-1) - given[step].sum(-1)).square().mean()
+
+
+def averaged(net):
+    for parameter in net.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= WORLD
+
+
 def spoiled(net, fault):
     """Have rank 1's part of what a middle layer makes hold a NaN, in step 3."""
     layer = net[2] if isinstance(net, nn.Sequential) else net.model.layers[1].mlp.down_proj
@@ -63,16 +77,20 @@ def spoiled(net, fault):
 def main(kind, fault):
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    net, loss_of = {"layers": layers, "transformers": plan_of_transformers}[kind]()
+    made = {"layers": layers, "transformers": plan_of_transformers, "whole": whole}
+    net, loss_of = made[kind]()
     if fault == "part":
         spoiled(net, fault)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, foreach=False)
     losses = []
     for step in range(8):
         loss = loss_of(step)
-        loss = loss * float("nan") if (fault, step) == ("loss", 3) else loss
+        fails = (fault, step) == ("loss", 3) and (kind != "whole" or RANK == 1)
+        loss = loss * float("nan") if fails else loss
         optimizer.zero_grad()
         loss.backward()
+        if kind == "whole":
+            averaged(net)
         optimizer.step()
         losses.append(str(loss.item()))
     mine = (getattr(p, "_local_tensor", p).detach() for p in net.parameters())

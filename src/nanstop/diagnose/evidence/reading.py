@@ -269,6 +269,13 @@ def after_reduction(evidence: Evidence) -> bool:
     return any(signal.source in ("grad", "scaler") for signal in incident.signals)
 
 
+def averaged_by_script(evidence: Evidence) -> bool:
+    """Return whether ranks that no wrapper joins may have spoilt what the script writes to this
+    one's gradients, which it may well have exchanged with theirs.
+    """
+    return after_reduction(evidence) and not standing(evidence).ranks_agree
+
+
 def series_values(evidence: Evidence, name: str) -> tuple[tuple[int, float], ...]:
     """Return (step, value) pairs of a named history, of the evidence or of the incident."""
     histories = evidence.series or (evidence.incident.history if evidence.incident else ())

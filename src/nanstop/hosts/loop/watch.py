@@ -21,8 +21,8 @@ from nanstop.hosts.loop.function_micro import FunctionMicro
 from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.model.updates import accumulation_of
 from nanstop.hosts.model.view import PlainView
-from nanstop.hosts.replicas import ONE_COPY
 from nanstop.hosts.sharded.models import SharedModels, reduces
+from nanstop.hosts.sharded.unshared import unshared
 from nanstop.hosts.tape.pieces import pieces, program_of_function
 from nanstop.hosts.tape.tensors import autocast_state, total
 from nanstop.hosts.tape.weight_marks import WeightMarks
@@ -276,7 +276,7 @@ class WatchedLoop:
             rewritten_at=lambda: () if is_rewritten else None,
             replicas=shared.of_window(self._micros, (root,), self._optimizer)
             if self._micros[-1].reduced
-            else ONE_COPY,
+            else unshared(self._optimizer),
         )
 
     def _settle(self, scaler: Any) -> None:

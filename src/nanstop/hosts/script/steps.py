@@ -18,7 +18,7 @@ from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.loop.step import LoopStep, Micro, UnseenMicro
 from nanstop.hosts.model.loaded_weights import LOADED, copied_by_hand
 from nanstop.hosts.model.view import PlainView
-from nanstop.hosts.replicas import ONE_COPY, Replicas
+from nanstop.hosts.replicas import OneCopy, Replicas
 from nanstop.hosts.script.resumed import Restored
 from nanstop.hosts.script.window import (
     BufferGroup,
@@ -221,7 +221,7 @@ def _micros(window: ScriptWindow, replicas: Replicas) -> Sequence[Micro]:
     """Return what of a window can be run again: nothing of an engine that the ranks cannot have
     alone.
     """
-    if replicas is not ONE_COPY or not any(map(is_engine, window.called.values())):
+    if not isinstance(replicas, OneCopy) or not any(map(is_engine, window.called.values())):
         return window.micros or (UnseenMicro(NO_MODEL),)
     return (
         UnseenMicro(NEEDS_OTHERS, total([m.loss for m in window.micros if m.loss is not None])),

@@ -19,7 +19,7 @@ from torch import Tensor, distributed, nn
 from nanstop.decide.agreement import Ranks
 from nanstop.decide.apart import ByItself
 from nanstop.detect.sentinel import norm_of_gradients
-from nanstop.hosts.replicas import ONE_COPY, Replicas
+from nanstop.hosts.replicas import OneCopy, Replicas
 from nanstop.hosts.sharded.alike.terms import Terms
 from nanstop.hosts.sharded.flags import ByFlags, FailureFlags
 from nanstop.numerics.tensors import nonfinite
@@ -60,7 +60,7 @@ def inside_engine(module: nn.Module) -> nn.Module:
 def needs_others(called: Iterable[nn.Module], replicas: Replicas) -> str:
     """Return why a window that calls models as they are wrapped cannot be run again, or ""."""
     engines = filter(is_engine, called)
-    alone = (replicas is not ONE_COPY and inside_engine(one) is not one for one in engines)
+    alone = (not isinstance(replicas, OneCopy) and inside_engine(one) is not one for one in engines)
     return "" if all(alone) else NEEDS_OTHERS
 
 

@@ -25,6 +25,7 @@ from nanstop.hosts.sharded.fsdp import FsdpReplicas, is_shared_by_all, reduces_p
 from nanstop.hosts.sharded.fsdp_parts import state_of
 from nanstop.hosts.sharded.store_ranks import StoreRanks, ranks_of_run
 from nanstop.hosts.sharded.uneven import Uneven
+from nanstop.hosts.sharded.unshared import unshared
 from nanstop.own_code import is_class_of
 from nanstop.records import SourceLine, StepId
 from nanstop.replay.step import Batch
@@ -64,7 +65,9 @@ class SharedModels:
         models = list(called)
         shared = micros and micros[-1].reduced and self._updates_alone(optimizer)
         # Every backward of an engine exchanges something, but where it is told not to.
-        return self.of(models) if shared or any(map(is_engine, models)) else ONE_COPY
+        if shared or any(map(is_engine, models)):
+            return self.of(models)
+        return unshared(optimizer)
 
     def agree(self, called: Iterable[nn.Module]) -> bool:
         """Return whether the ranks that train the models can act as one."""

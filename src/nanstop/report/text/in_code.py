@@ -55,9 +55,11 @@ def _changed(report: Report, record: str | None) -> tuple[Block, ...]:
 
 
 def _allowed(report: Report) -> tuple[Block, ...]:
-    proof = report.proof
+    proof, facts = report.proof, report.incident.facts
     done = report.audit[-1].action.kind if report.audit else ""
     if proof is None or proof.verdict not in ("proven", "isolated") or done in _DONE:
+        return ()
+    if facts.world_size > 1 and not facts.ranks_agree:
         return ()
     changing = [a.remedy for a in proof.minimal if remedy_of(a).safety == "changes_training"]
     if not changing:

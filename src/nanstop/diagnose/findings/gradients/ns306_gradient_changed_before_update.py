@@ -82,7 +82,7 @@ from nanstop.diagnose.evidence.accounts import (
     shown,
     thrown_away,
 )
-from nanstop.diagnose.evidence.reading import is_rewritten, sighting
+from nanstop.diagnose.evidence.reading import averaged_by_script, is_rewritten, sighting
 from nanstop.diagnose.evidence.rule import Reason, Rule
 from nanstop.records import Diagnosis, Evidence, GradientAccount
 from nanstop.wording import counted, listed, number
@@ -96,7 +96,7 @@ _TWICE = 2
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return what became of gradients between their backward and the optimizer."""
     if is_rewritten(evidence):
-        return _spoilt(evidence)
+        return None if averaged_by_script(evidence) else _spoilt(evidence)
     twice = repeated(evidence.accounts, _TWICE)
     hidden = tuple(account for account in evidence.accounts if account.num_hidden)
     reason = _hidden(hidden) or _carried(twice) or _thrown_away(twice) or _doubled(twice)

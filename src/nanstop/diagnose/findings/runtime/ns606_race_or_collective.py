@@ -33,8 +33,8 @@ work.wait()
 4. Update the library that reduces. Cost: none; the known defects have fixes of their own.
 
 ## Fix safety
-Under DistributedDataParallel the step is run again as it is, on every rank; elsewhere nothing is
-changed: nanstop only observes.
+Under DistributedDataParallel the step is run again as it is, on every rank. Where a script averages
+gradients by itself, each rank leaves out an update that would ruin its weights.
 
 ## Not to be confused with
 NS603: one process, or a loss of this rank's own that does not come back. One observation never
@@ -49,10 +49,11 @@ settles which of the two it is: this is always said as possible only.
 
 from __future__ import annotations
 
+from nanstop.diagnose.evidence.accounts import shown
 from nanstop.diagnose.evidence.reading import after_reduction, machine_of, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, Incident
-from nanstop.wording import counted
+from nanstop.wording import counted, listed
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -69,7 +70,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         f"{incident.at.rank}",
         cause=f"{counted(replay.runs, 'replay')} of this rank's own micro-batches: clean",
         confidence="possible",
-        lines=(*_what_is_left(incident), *_overlap(evidence)),
+        lines=(*_what_is_left(incident), *_written(incident), *_overlap(evidence)),
     )
 
 
@@ -80,6 +81,14 @@ def _what_is_left(incident: Incident) -> tuple[str, ...]:
         f"another rank failed: see its report of step {incident.at.step}",
         "or the reduction read a buffer too early, if no rank's report names an operation",
     )
+
+
+def _written(incident: Incident) -> tuple[str, ...]:
+    lines = incident.rewritten_at or ()
+    if not lines:
+        return ()
+    at = listed(tuple(map(shown, lines)))
+    return (f"or the script's own line makes them so: gradients are written to at {at}",)
 
 
 def _overlap(evidence: Evidence) -> tuple[str, ...]:

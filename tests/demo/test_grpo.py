@@ -9,7 +9,8 @@ from nanstop.commands.bisect.configs import read_pair
 from nanstop.demo import grpo
 from nanstop.process.crash.crash_report import crash_report
 from nanstop.process.crash.flight_file import FlightFile, read
-from nanstop.process.crash.process_end import ProcessEnd, ProcessFiles
+from nanstop.process.crash.left_files import ProcessFiles
+from nanstop.process.crash.process_end import ProcessEnd
 from nanstop.process.crash.process_files import begin
 from nanstop.process.crash.training_facts import TrainingFacts
 from nanstop.records import Environment, RunFacts

@@ -17,9 +17,9 @@ import pytest
 
 from dying_writer import write_without_end
 from nanstop.commands.run.launch import launch
-from nanstop.commands.run.supervise import Patience
 from nanstop.decide.policy import Policy
 from nanstop.process.crash.flight_file import read
+from nanstop.process.crash.standing_still import Patience
 from nanstop.store.incidents import incident_folders, load_report, load_summary
 
 TRAINING = """

@@ -87,8 +87,8 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
     said |= {"audit_devices": audit_devices}
     policy = Policy(on_failure=on_failure, on_stop=on_stop, **said)  # type: ignore[arg-type]
     from nanstop.commands.run.launch import launch
-    from nanstop.commands.run.supervise import Patience
     from nanstop.commands.view.beside import beside
+    from nanstop.process.crash.standing_still import Patience
     from nanstop.session.factory import incident_folder
 
     with beside(incident_folder(out), progress) if live else nullcontext():

@@ -21,7 +21,7 @@ from nanstop.detect.signals import Alarm, alarm_of_exception, alarm_of_weights, 
 from nanstop.errors import NanstopError
 from nanstop.hosts import compat
 from nanstop.hosts.ending import Ending, Redone, shown
-from nanstop.hosts.replicas import OneCopy
+from nanstop.hosts.replicas import ONE_COPY
 from nanstop.hosts.window_host import HostStep, WindowHost
 from nanstop.numerics import host_memory
 from nanstop.numerics.weights import odd_weights
@@ -87,9 +87,7 @@ class WindowEnds:
             self._host.leave_out(step)
         elif part is not None:
             self._expected = part if ending.applied else None
-        elif not can_redo or not (
-            replicas.goes_back or (size == 1 and isinstance(replicas, OneCopy))
-        ):
+        elif not can_redo or not (replicas.goes_back or (size == 1 and replicas is ONE_COPY)):
             self.keeper.forget()
         else:
             self.keeper.among(size)

@@ -33,6 +33,11 @@ NOT_FINITE: tuple[FailureKind, ...] = ("nan", "+inf", "-inf")
 DEATHS: tuple[FailureKind, ...] = ("signal", "oom", "timeout")
 """Failures of a process, whose last operation stands at the end of ``Localization.growth``."""
 
+RANK_ENDED, RANK_ELSEWHERE = "rank ended", "rank elsewhere"
+"""How another rank of the same training had left one that waits for it: at its end, or for another
+place of the script.
+"""
+
 SignalSource = Literal[
     "loss", "grad", "logits", "param", "state", "reward", "exception", "exit", "gauge", "scaler"
 ]

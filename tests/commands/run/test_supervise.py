@@ -3,22 +3,23 @@ counters.
 """
 
 import time
+from dataclasses import replace
 
 import pytest
+import torch
 
 from nanstop.commands.run.supervise import ARMED, supervised
 from nanstop.process.crash.crash_report import crash_report
-from nanstop.process.crash.flight_file import FlightFile, read
-from nanstop.process.crash.process_end import (
-    ProcessEnd,
-    ProcessFiles,
-    classify,
-    collect,
-)
+from nanstop.process.crash.exchange import exchange_of
+from nanstop.process.crash.flight_file import Exchange, FlightFile, read
+from nanstop.process.crash.left_files import ProcessFiles, collect
+from nanstop.process.crash.process_end import ProcessEnd, classify
+from nanstop.process.crash.standing_still import Still
 from nanstop.process.crash.training_facts import TrainingFacts
 from nanstop.process.oom import kernel_line, num_oom_kills
 from nanstop.process.signals import signal_name
 from nanstop.records import Environment, RunFacts
+from nanstop.records.vocabulary import RANK_ELSEWHERE, RANK_ENDED
 from nanstop.store.incidents import Store, load_report
 from nanstop.store.summary import summary_row
 
@@ -41,7 +42,7 @@ def files(tmp_path):
     """Make what a process leaves: its steps and operations, how it ended, whether it trained."""
     made = iter(range(1000))
 
-    def make(*, steps=0, ops=(), ended=None, trained=True, stacks="", pid=None):
+    def make(*, steps=0, ops=(), ended=None, trained=True, stacks="", rank=None):
         file = FlightFile(tmp_path / f"{next(made)}.flight", num_ops=8)
         for step in range(steps):
             file.step(step)
@@ -51,7 +52,11 @@ def files(tmp_path):
                 file.done(place)
         if ended is not None:
             file.ended(*ended)
-        return ProcessFiles(flight=read(file.path), known=FACTS if trained else None, stacks=stacks)
+        known = FACTS if trained else None
+        if rank is not None:
+            facts = RunFacts(world_size=2, ranks_agree=True)
+            known = replace(FACTS, facts=facts, rank=rank)
+        return ProcessFiles(flight=read(file.path), known=known, stacks=stacks)
 
     return make
 
@@ -127,6 +132,67 @@ def test_a_rank_that_vanished_was_killed(files):
 def test_a_rank_that_raised_explains_the_end_of_the_others(files):
     raised, ended_with_it = files(steps=3, ended=("ValueError", "mine")), files(steps=3)
     assert classify(1, (raised, ended_with_it)).kind == "exception"
+
+
+BACKWARD = Exchange(within="backward", at="/user/train.py:9 in <module>")
+BARRIER = Exchange(within="collective", at="/user/train.py:12 in <module>")
+LOST = ("RuntimeError", "Connection closed by peer")
+
+
+@pytest.mark.parametrize(
+    ("other", "its_steps", "signal"),
+    [
+        ((), 3, RANK_ENDED),
+        ((), 2, RANK_ENDED),
+        ((), 4, ""),
+        ((*LOST, BARRIER), 3, RANK_ELSEWHERE),
+        ((*LOST, BACKWARD), 3, ""),
+        (("ValueError", "a bad row"), 3, ""),
+    ],
+)
+def test_a_rank_that_waits_for_another_one(files, other, its_steps, signal):
+    launcher = files(ended=("ChildFailedError", ""), trained=False)
+    ranks = (
+        files(steps=its_steps, ended=other, rank=0),
+        files(steps=3, ended=(*LOST, BACKWARD), rank=1),
+    )
+    end = classify(1, (launcher, *ranks))
+    assert (end.kind, end.signal) == ("exception", signal)
+    if signal:
+        report = crash_report(end, incident_id="0000", run_id="r")
+        (found,) = report.diagnoses
+        assert (found.code, found.source.line) == ("NS605", 9)
+        assert "rank 0 has made " in found.cause
+
+
+def test_ranks_that_share_no_model_do_not_wait_for_each_other(files):
+    ended = files(steps=3, ended=())
+    assert classify(1, (ended, files(steps=3, ended=(*LOST, BACKWARD)))).signal == ""
+
+
+def test_what_an_exception_was_raised_in():
+    weight = torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError) as refused:
+        (weight * 2).backward()
+    assert exchange_of(refused.value).within == "backward"
+    assert exchange_of(refused.value).at.endswith("in test_what_an_exception_was_raised_in")
+    with pytest.raises(ValueError, match="process group") as missing:
+        torch.distributed.barrier()
+    assert exchange_of(missing.value).within == "collective"
+    with pytest.raises(RuntimeError) as other:
+        torch.ones(2) @ torch.ones(3)
+    assert exchange_of(other.value) is None
+
+
+def test_a_run_that_somebody_ends_after_it_has_stood_still(files):
+    ranks = [files(steps=3, stacks=DUMP.format("x"), rank=rank) for rank in (0, 1)]
+    still = Still(ranks[0], "no step for 60 s", ("rank 0 is here", "rank 1 is there"))
+    end = classify(-2, ranks, still=still, interrupted=True)
+    assert end.kind == "interrupted"
+    (found,) = crash_report(end, incident_id="0000", run_id="r").diagnoses
+    assert (found.code, found.lines[:2]) == ("NS605", still.places)
+    assert (found.source.line, found.source.function) == (7, "linear")
+    assert classify(0, ranks, still=still, interrupted=True).kind == "clean"
 
 
 def test_a_training_that_was_stopped_is_told_from_other_exceptions(files):

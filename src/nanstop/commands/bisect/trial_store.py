@@ -19,7 +19,7 @@ from typing import Any, Literal, cast, get_args
 from nanstop.errors import NanstopError
 from nanstop.process.children.isolate import End
 from nanstop.process.crash.crash_report import fatal_op
-from nanstop.process.crash.process_end import collect
+from nanstop.process.crash.left_files import collect
 from nanstop.records import SCHEMA, FailureKey, Phase, Report, codec
 from nanstop.records.record import record
 from nanstop.records.vocabulary import DEATHS

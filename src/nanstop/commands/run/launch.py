@@ -14,20 +14,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Timer
 from types import FrameType
 from typing import Any
 
-from nanstop.commands.run.supervise import Patience, supervised
+from nanstop.commands.run.supervise import supervised
 from nanstop.decide.decision import STOPPED
 from nanstop.decide.policy import Policy
 from nanstop.errors import NanstopError
 from nanstop.language.translate import translated
 from nanstop.process.children.command import mention_ours, resolve_command
 from nanstop.process.crash.process_end import ProcessEnd
+from nanstop.process.crash.standing_still import Patience
 from nanstop.process.inject.variables import watching
 from nanstop.ranks import is_first
 from nanstop.records import Report
@@ -75,7 +77,8 @@ def launch(
     if switched_off():
         with ExitStack() as listening:
             wait = subprocess.Popen.wait
-            return _shell_code(_run(resolved, dict(os.environ), wait, listening)[0])
+            forwarding = partial(_forwarding, asked=lambda: None)
+            return _shell_code(_run(resolved, dict(os.environ), wait, listening, forwarding)[0])
     folder = incident_folder(out).absolute()
     run_id = os.urandom(8).hex()
     store = Store(folder, run_id)
@@ -86,7 +89,8 @@ def launch(
     with ExitStack() as listening:  # until all is written: a launcher ends all ranks with the first
         with supervised(store, record=record, patience=patience) as supervisor:
             variables = {**watched, **supervisor.variables}
-            code, interrupted = _run(resolved, variables, supervisor.wait, listening)
+            forwarding = partial(_forwarding, asked=supervisor.interrupting)
+            code, interrupted = _run(resolved, variables, supervisor.wait, listening, forwarding)
             summary = _summary_so_far(store)
             end, report = supervisor.ended(
                 code,
@@ -132,6 +136,7 @@ def _run(
     environment: Mapping[str, str],
     wait: Callable[[subprocess.Popen[Any]], int],
     listening: ExitStack,
+    forwarding: Callable[[subprocess.Popen[Any]], AbstractContextManager[Mapping[int, Timer]]],
 ) -> tuple[int, bool]:
     """Return the exit code as ``Popen`` says it, and whether the command was asked to end
     through us. Until ``listening`` is closed, what asks this process to end is for the command.
@@ -140,7 +145,7 @@ def _run(
         child = subprocess.Popen(command, env=dict(environment))
     except OSError as error:
         raise NanstopError(f"cannot start {command[0]}: {error.strerror or error}") from error
-    forwarded = listening.enter_context(_forwarding(child))
+    forwarded = listening.enter_context(forwarding(child))
     return wait(child), bool(forwarded)
 
 
@@ -149,8 +154,10 @@ def _shell_code(code: int) -> int:
 
 
 @contextmanager
-def _forwarding(child: subprocess.Popen[Any]) -> Iterator[Mapping[int, Timer]]:
-    """Pass SIGTERM and SIGINT on; yield those that came.
+def _forwarding(
+    child: subprocess.Popen[Any], *, asked: Callable[[], None]
+) -> Iterator[Mapping[int, Timer]]:
+    """Pass SIGTERM and SIGINT on; yield those that came. ``asked`` is called with each.
 
     What is typed at the terminal reaches the child without us.
 
@@ -161,6 +168,7 @@ def _forwarding(child: subprocess.Popen[Any]) -> Iterator[Mapping[int, Timer]]:
     pending: dict[int, Timer] = {}
 
     def forward(number: int, _frame: FrameType | None) -> None:
+        asked()
         if number == signal.SIGINT and _typed():
             return
         before = pending.get(number)

@@ -7,21 +7,26 @@ counters of the kernel.
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nanstop.process.crash import process_files
-from nanstop.process.crash.process_end import ProcessEnd, ProcessFiles, classify, collect
+from nanstop.process.crash.left_files import ProcessFiles, collect
+from nanstop.process.crash.process_end import ProcessEnd, classify
+from nanstop.process.crash.standing_still import (
+    INTERRUPTED,
+    Patience,
+    Still,
+    standing_still,
+    with_stacks,
+)
 from nanstop.process.oom import killed_by_kernel, num_oom_kills
 from nanstop.records import Report
 from nanstop.store.files import write_whole
@@ -33,26 +38,10 @@ a run died without a word, and the next one is recorded.
 """
 STACKS = "stacks.txt"
 
+_UNTOLD = ("signal", "oom_killed", "hang")
+"""Ends that no exception tells of."""
 _FOR_GOOD = getattr(signal, "SIGKILL", signal.SIGTERM)
 """Ends a process that does not end when it is asked to; on Windows every signal does."""
-
-MIN_STEPS = 4
-"""Completed steps before anything is known of how long one takes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """A run hangs when no step was completed for ``steps`` times the median step time, ``seconds``
-    at least.
-
-    ``poll``: seconds between two looks.
-    ``grace``: seconds from asking a process to end to ending it.
-    """
-
-    steps: float
-    seconds: float = 60.0
-    poll: float = 1.0
-    grace: float = 10.0
 
 
 class Supervisor:
@@ -66,7 +55,8 @@ class Supervisor:
         self._folder = folder
         self._patience = patience
         self._oom_kills = num_oom_kills()
-        self._hung: tuple[ProcessFiles, str] | None = None
+        self._hung: Still | None = None
+        self._stuck: Still | None = None
         self._direct = 0
 
     @property
@@ -85,9 +75,19 @@ class Supervisor:
         while True:
             with suppress(subprocess.TimeoutExpired):
                 return child.wait(timeout=self._patience.poll)
-            self._hung = self._standing_still(self._patience)
-            if self._hung is not None:
+            still = standing_still(self._folder, self._patience)
+            if still is not None:
+                self._hung = with_stacks(self._folder, still, seconds=2.0)
                 return self._end(child, self._patience)
+
+    def interrupting(self) -> None:
+        """Note where a training is that has stood still and that somebody ends now."""
+        if self._folder is None or self._stuck is not None or self._hung is not None:
+            return
+        still = standing_still(self._folder, INTERRUPTED)
+        if still is not None:
+            # A launcher ends its processes at once.
+            self._stuck = with_stacks(self._folder, still, seconds=0.2)
 
     def ended(
         self,
@@ -112,8 +112,8 @@ class Supervisor:
             code,
             processes,
             direct=self._direct,
-            hung=self._hung,
-            interrupted=interrupted,
+            still=self._hung or self._stuck,
+            interrupted=(interrupted or self._stuck is not None) and self._hung is None,
             killed_for_memory=bool(evidence),
             failed=failed,
             stopped=stopped,
@@ -121,10 +121,10 @@ class Supervisor:
         if end.kind == "clean":
             with suppress(OSError):
                 (self._store.folder / ARMED).unlink()
-        if end.kind not in ("signal", "oom_killed", "out_of_memory", "hang"):
+        if end.kind not in (*_UNTOLD, "out_of_memory") and end.files is None:
             return end, None
         report = self._write(end, evidence)
-        if not self.recording and end.kind != "out_of_memory":
+        if not self.recording and end.kind in _UNTOLD:
             with suppress(OSError):
                 write_whole(self._store.folder / ARMED, b"")
         return end, report
@@ -165,33 +165,11 @@ class Supervisor:
         line = killed_by_kernel(pids)
         return (*found, f"kernel log: {line}") if line else tuple(found)
 
-    def _standing_still(self, patience: Patience) -> tuple[ProcessFiles, str] | None:
-        """Return the process that completed a step last, and how long ago, if that is too long."""
-        assert self._folder is not None
-        training = [one for one in collect(self._folder) if _is_training(one)]
-        if not training or any(one.flight.resting for one in training):
-            return None
-        last = max(training, key=lambda one: one.flight.steps[-1][1])
-        import statistics  # a run that does not hang has no use for it, nor for what comes with it
-
-        times = [at for _, at in last.flight.steps]
-        usual = statistics.median(b - a for a, b in itertools.pairwise(times))
-        limit = max(patience.steps * usual, patience.seconds)
-        still = time.monotonic() - times[-1]
-        if still <= limit:
-            return None
-        return last, f"no step for {still:.3g} s, the median step took {usual:.3g} s"
-
     def _end(self, child: subprocess.Popen[Any], patience: Patience) -> int:
-        """Take the stacks of every training process, then end the command; return its exit code."""
+        """End the command and what it has started; return its exit code."""
         assert self._folder is not None
-        assert self._hung is not None
-        pids = [one.flight.pid for one in collect(self._folder) if one.flight.ended is None]
-        for pid in pids:
-            _ask_for_stacks(pid, self._folder)
-        before, message = self._hung
-        same = (one for one in collect(self._folder) if one.flight.pid == before.flight.pid)
-        self._hung = next(same, before), message
+        processes = collect(self._folder, with_facts=False)
+        pids = [one.flight.pid for one in processes if one.flight.ended is None]
         for number in (signal.SIGTERM, _FOR_GOOD):
             for pid in dict.fromkeys((child.pid, *pids)):
                 with suppress(OSError):
@@ -219,54 +197,3 @@ def supervised(
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_training(one: ProcessFiles) -> bool:
-    return (
-        one.flight.ended is None and len(one.flight.steps) >= MIN_STEPS and _alive(one.flight.pid)
-    )
-
-
-def _alive(pid: int) -> bool:
-    if _FOR_GOOD == signal.SIGTERM:  # without POSIX signals, 0 would end the process
-        return True
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True
-
-
-def _ask_for_stacks(pid: int, folder: Path) -> None:
-    """Have a process write the stack of every thread.
-
-    By py-spy, where it is installed, if Python does not answer.
-    """
-    file = folder / f"{pid}.stacks"
-    if process_files.STACKS_SIGNAL > 0:
-        with suppress(OSError):
-            os.kill(pid, process_files.STACKS_SIGNAL)
-        if _within(2.0, lambda: file.exists() and file.stat().st_size > 0):
-            time.sleep(0.2)  # the rest of what is being written
-            return
-    spy = shutil.which("py-spy")
-    if spy is not None:
-        with suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(
-                [spy, "dump", "--pid", str(pid)],
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=15,
-                check=False,
-            )
-            file.write_text(done.stdout, encoding="utf-8")
-
-
-def _within(seconds: float, happened: Callable[[], bool]) -> bool:
-    limit = time.monotonic() + seconds
-    while not happened():
-        if time.monotonic() > limit:
-            return False
-        time.sleep(0.05)
-    return True

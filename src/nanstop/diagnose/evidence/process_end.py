@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from nanstop.records import Evidence, FailureKind, OpEvent, Signal, op_name
+import re
+
+from nanstop.records import Evidence, FailureKind, OpEvent, Signal, SourceLine, op_name
 from nanstop.records.vocabulary import DEATHS
 
-BESIDE = ("evidence", "frame")
+BESIDE = ("evidence", "rank", "script", "frame")
 """Names of "exit" signals that stand beside the one that names the end."""
+_PLACE = re.compile(r"^(.*):(\d+) in (.*)$")
 
 
 def unnatural_end(evidence: Evidence, kind: FailureKind) -> Signal | None:
@@ -22,6 +25,14 @@ def signals_named(evidence: Evidence, name: str) -> tuple[str, ...]:
     """Return the messages of the "exit" signals of a name."""
     signals = evidence.incident.signals if evidence.incident is not None else ()
     return tuple(one.message for one in signals if one.source == "exit" and one.name == name)
+
+
+def script_line(evidence: Evidence) -> SourceLine | None:
+    """Return the script's innermost line at the end of a process, if it is known."""
+    found = next(map(_PLACE.match, signals_named(evidence, "script")), None)
+    if found is None:
+        return None
+    return SourceLine(file=found[1], line=int(found[2]), function=found[3])
 
 
 def last_op(evidence: Evidence) -> OpEvent | None:

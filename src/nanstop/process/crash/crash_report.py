@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from typing import cast
 
 from nanstop.diagnose.diagnose import examine
+from nanstop.own_code import is_own
 from nanstop.process.crash.flight_file import Flight, OpRecord
-from nanstop.process.crash.process_end import ProcessEnd, ProcessFiles
+from nanstop.process.crash.left_files import ProcessFiles
+from nanstop.process.crash.process_end import ProcessEnd
 from nanstop.records import (
     Action,
     AuditEntry,
@@ -39,6 +41,9 @@ _KINDS: dict[str, FailureKind] = {
     "oom_killed": "oom",
     "out_of_memory": "oom",
     "hang": "timeout",
+    "exception": "timeout",
+    "nonfinite": "timeout",
+    "interrupted": "timeout",
 }
 _SOURCE = re.compile(r"^(.*):(\d+) (.*)$", re.DOTALL)
 
@@ -139,6 +144,9 @@ def _signals(end: ProcessEnd, evidence: Sequence[str], at: StepId) -> list[Signa
     name, message = end.signal or end.kind, _first_line(end.message)
     found = [Signal(source="exit", name=name, message=message, at=at)]
     found += [Signal(source="exit", name="evidence", message=one, at=at) for one in evidence]
+    found += [Signal(source="exit", name="rank", message=one, at=at) for one in end.places]
+    if end.files is not None and end.files.place:
+        found.append(Signal(source="exit", name="script", message=end.files.place, at=at))
     found += [
         Signal(source="exit", name="frame", message=frame, at=at) for frame in _frames(end.files)
     ]
@@ -146,9 +154,8 @@ def _signals(end: ProcessEnd, evidence: Sequence[str], at: StepId) -> list[Signa
 
 
 def _frames(files: ProcessFiles | None) -> list[str]:
-    if files is None:
-        return []
-    return [f"{file}:{line} in {name}" for file, line, name in files.frames[:MAX_FRAMES]]
+    shown = [one for one in files.frames if not is_own(one[0])] if files is not None else []
+    return [f"{file}:{line} in {name}" for file, line, name in shown[:MAX_FRAMES]]
 
 
 def _first_line(message: str) -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nanstop.records.values import FlightOperand
 
 MAGIC = b"NSFLIGHT"
-VERSION = 2
+VERSION = 3
 NUM_OPS = 256
 NUM_STEPS = 64
 MAX_OPS = 2**16
@@ -67,27 +67,45 @@ class OpRecord:
 
 
 @frozen(kw_only=True)
+class Exchange:
+    """What a process was in that other processes have to come to as well.
+
+    ``within``: "forward", "backward" or, of a script's own, "collective". ``at``: "file:line in
+    function" of the script's innermost frame.
+    """
+
+    within: str
+    at: str
+
+
+@frozen(kw_only=True)
 class Flight:
     """What is left of a process.
 
     ``steps``: (optimizer step from 0, when it was completed on this machine's monotonic clock),
     oldest first, the last ``NUM_STEPS`` of them. ``resting``: no training was under way. ``ended``:
     type and message of the exception that ended it, two empty strings for an orderly end, None if
-    it never came to that. ``torn``: records that were cut off half-way.
+    it never came to that. ``exchange``: where it was raised, if what raised it waits for other
+    processes. ``torn``: records that were cut off half-way.
     """
 
     pid: int
     steps: tuple[tuple[int, float], ...]
     ended: tuple[str, str] | None
+    exchange: Exchange | None
     ops: tuple[OpRecord, ...]
     torn: int
     resting: bool = False
 
     @property
+    def num_updates(self) -> int:
+        """How many optimizer steps were completed."""
+        return self.steps[-1][0] + 1 if self.steps else 0
+
+    @property
     def step(self) -> int:
         """The optimizer step that was being computed: the one after the last completed."""
-        done = self.steps[-1][0] + 1 if self.steps else 0
-        return max(done, self.ops[-1].step) if self.ops else done
+        return max(self.num_updates, self.ops[-1].step) if self.ops else self.num_updates
 
 
 class FlightFile:
@@ -152,13 +170,14 @@ class FlightFile:
         if place:
             self._map[place + _OP_BYTES - 1] = 1
 
-    def ended(self, kind: str = "", message: str = "") -> None:
+    def ended(self, kind: str = "", message: str = "", exchange: Exchange | None = None) -> None:
         """Note how this process ends.
 
         Type and message of an exception, or nothing for an orderly end.
         """
         if os.getpid() == self._pid:
-            text = _bytes(f"{kind}{_FIELD}{message}")
+            within, at = (exchange.within, exchange.at) if exchange is not None else ("", "")
+            text = _bytes(_FIELD.join((kind, within, at, message)))
             self._write(_END_AT, 1, text[: _END_BYTES - _SEAL.size])
 
     def _write(self, at: int, number: int, body: bytes) -> None:
@@ -186,16 +205,18 @@ def read(path: str | os.PathLike[str]) -> Flight:
     steps, torn_steps = _records(data, _STEPS_AT, NUM_STEPS, _STEP_BYTES)
     ends, torn_end = _records(data, _END_AT, 1, _END_BYTES)
     ops, torn_ops = _records(data, _OPS_AT, num_ops, _OP_BYTES)
-    ended = None
+    ended = exchange = None
     if ends:
-        kind, _, message = ends[0][1].decode(errors="replace").partition(_FIELD)
-        ended = (kind, message)
+        text = ends[0][1].decode(errors="replace")
+        kind, within, at, message = (*text.split(_FIELD, 3), "", "", "")[:4]
+        ended, exchange = (kind, message), Exchange(within=within, at=at) if within else None
     noted = [_STEP.unpack(body[: _STEP.size]) for _, body, _ in steps]
     return Flight(
         pid=pid,
         steps=tuple((step, at) for step, at in noted if step >= 0),
         resting=bool(noted) and noted[-1][0] < 0,
         ended=ended,
+        exchange=exchange,
         ops=tuple(_op(*record) for record in ops),
         torn=torn_steps + torn_end + torn_ops,
     )

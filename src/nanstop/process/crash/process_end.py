@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Literal
 
-from nanstop.errors import NanstopError, TrainingStopped
-from nanstop.numerics.host_memory import is_out_of_memory
-from nanstop.process.crash.flight_file import Flight, read
-from nanstop.process.crash.training_facts import TrainingFacts
+from nanstop.process.crash.left_files import ProcessFiles
+from nanstop.process.crash.standing_still import Still
 from nanstop.process.signals import ASKED, FATAL, signal_name
-from nanstop.store.files import load_record, read_text
+from nanstop.records.vocabulary import RANK_ELSEWHERE, RANK_ENDED
 
 EndKind = Literal[
     "clean",
@@ -28,103 +24,20 @@ EndKind = Literal[
     "interrupted",
 ]
 
-MAX_STACKS_BYTES = 2**20
-_SAID = {
-    "floating": "SIGFPE",
-    "segmentation": "SIGSEGV",
-    "aborted": "SIGABRT",
-    "bus": "SIGBUS",
-    "illegal": "SIGILL",
-}
-_HEADLINE = re.compile(r"^Fatal Python error: (\w+)", re.MULTILINE)
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessFiles:
-    """What one process left.
-
-    ``stacks``: the report of a fatal signal, or the stacks it was asked for.
-    """
-
-    flight: Flight
-    known: TrainingFacts | None = None
-    stacks: str = ""
-
-    @property
-    def signal(self) -> str:
-        """The fatal signal that Python itself reported, or ""."""
-        said = _HEADLINE.search(self.stacks)
-        return _SAID.get(said.group(1).lower(), "") if said else ""
-
-    @property
-    def trained(self) -> bool:
-        """Whether it was more than a launcher.
-
-        It trained, or its operations were recorded inside a model.
-        """
-        return self.known is not None or bool(self.flight.steps)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether it ended because nanstop stopped its training."""
-        return self.flight.ended is not None and self.flight.ended[0] == TrainingStopped.__name__
-
-    @property
-    def out_of_memory(self) -> bool:
-        """Whether an exception ended it that says that memory was short."""
-        kind, message = self.flight.ended or ("", "")
-        return is_out_of_memory(kind, message)
-
-    @property
-    def frames(self) -> tuple[tuple[str, int, str], ...]:
-        """(file, line, function) of the thread that failed, innermost first.
-
-        Of the main thread if it was asked.
-        """
-        threads = re.split(r"^(?=(?:Current thread|Thread) 0x)", self.stacks, flags=re.MULTILINE)[
-            1:
-        ]
-        if not threads:
-            return ()
-        own = next((one for one in threads if one.startswith("Current")), threads[-1])
-        found = (_FRAME.match(line) for line in own.splitlines())
-        return tuple((one[1], int(one[2]), one[3]) for one in found if one)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessEnd:
     """``signal``: name of the signal or of the exception, or "".
 
-    ``message``: of what it was seen by. ``files``: those of the process to blame.
+    ``message``: of what it was seen by. ``files``: those of the process to blame, where its own
+    exception does not tell of the end. ``places``: where each of several ranks was.
     """
 
     kind: EndKind
     signal: str = ""
     message: str = ""
     files: ProcessFiles | None = None
-
-
-def collect(folder: Path, *, with_facts: bool = True) -> tuple[ProcessFiles, ...]:
-    """Return what the processes of a run left in its live folder.
-
-    What cannot be read is left out. ``with_facts``: what trained is asked for as well, which an
-    orderly end has no use for.
-    """
-    found = []
-    for path in sorted(folder.glob("*.flight")):
-        known, stacks = None, ""
-        try:
-            flight = read(path)
-        except NanstopError:
-            continue
-        with suppress(NanstopError):
-            stacks = read_text(path.with_suffix(".stacks"), MAX_STACKS_BYTES)
-        if with_facts:
-            with suppress(NanstopError):
-                known = load_record(path.with_suffix(".facts.json"), TrainingFacts)
-        found.append(ProcessFiles(flight=flight, known=known, stacks=stacks))
-    return tuple(found)
+    places: tuple[str, ...] = ()
 
 
 def classify(
@@ -132,7 +45,7 @@ def classify(
     processes: Sequence[ProcessFiles],
     *,
     direct: int = 0,
-    hung: tuple[ProcessFiles, str] | None = None,
+    still: Still | None = None,
     interrupted: bool = False,
     killed_for_memory: bool = False,
     failed: bool = False,
@@ -140,13 +53,14 @@ def classify(
 ) -> ProcessEnd:
     """Return how a command ended. ``code``: as ``Popen`` says it, negative for a signal.
 
-    ``direct``: pid of the command itself. ``hung``: the process that stood still, and for how long,
-    in words. ``interrupted``: it was asked to end through us. ``failed``: incidents were recorded
-    while it ran. ``stopped``: a training was stopped without an exception. A command that itself
-    only reports the death of a child (torchrun, a shell) is judged by what the child left.
+    ``direct``: pid of the command itself. ``still``: it stood still until it was ended, by a person
+    through us if it was ``interrupted``. ``failed``: incidents were recorded while it ran.
+    ``stopped``: a training was stopped without an exception. A command that itself only reports the
+    death of a child (torchrun, a shell) is judged by what the child left.
     """
-    if hung is not None:
-        return ProcessEnd(kind="hang", files=hung[0], message=hung[1])
+    if still is not None and (code != 0 or not interrupted):
+        kind = "interrupted" if interrupted else "hang"
+        return ProcessEnd(kind=kind, message=still.message, files=still.files, places=still.places)
     name = signal_name(code)
     if (
         code == 0
@@ -167,8 +81,39 @@ def classify(
     if short is not None:
         kind, message = short.flight.ended or ("", "")
         return ProcessEnd(kind="out_of_memory", signal=kind, message=message, files=short)
-    own: EndKind = "nonfinite" if failed else "exception"
-    return ProcessEnd(kind="stopped" if any(one.stopped for one in processes) else own)
+    kind = "nonfinite" if failed else "exception"
+    if any(one.stopped for one in processes):
+        kind = "stopped"
+    return _left_waiting(processes, kind) or ProcessEnd(kind=kind)
+
+
+def _left_waiting(processes: Sequence[ProcessFiles], kind: EndKind) -> ProcessEnd | None:
+    """Return the end of a process that was in a step when another, of the same training, had no
+    more batches, if there is one.
+
+    The other has come to its end, or waits in a collective of the script's own.
+    """
+    known = [one for one in processes if one.known is not None and one.known.facts.ranks_agree]
+    waiting = next((one for one in known if _is_within(one, "forward", "backward")), None)
+    if waiting is None:
+        return None
+    found = partial(ProcessEnd, kind=kind, files=waiting)
+    here = f"rank {waiting.rank} has made {waiting.updates} and goes on"
+    for other in known:
+        if other.flight.num_updates > waiting.flight.num_updates:
+            continue
+        rank, updates, elsewhere = other.rank, other.updates, other.flight.exchange
+        if other.flight.ended == ("", ""):
+            ended = f"rank {rank} has made {updates} and has ended"
+            return found(signal=RANK_ENDED, message=f"{ended}; {here}")
+        if elsewhere is not None and elsewhere.within == "collective":
+            waits = f"rank {rank} has made {updates} and waits at {elsewhere.at}"
+            return found(signal=RANK_ELSEWHERE, message=f"{waits}; {here}")
+    return None
+
+
+def _is_within(one: ProcessFiles, *places: str) -> bool:
+    return one.flight.exchange is not None and one.flight.exchange.within in places
 
 
 def _vanished(processes: Sequence[ProcessFiles]) -> ProcessFiles | None:

@@ -72,7 +72,10 @@ class OwnFiles:
         if error is None:
             self.file.ended()
         else:
-            self.file.ended(type(error).__name__, str(error)[:MAX_MESSAGE])
+            from nanstop.process.crash.exchange import exchange_of
+
+            message = str(error)[:MAX_MESSAGE]
+            self.file.ended(type(error).__name__, message, exchange_of(error))
 
 
 def begin(given: Mapping[str, str] | None = None) -> OwnFiles | None:

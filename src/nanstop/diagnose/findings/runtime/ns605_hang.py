@@ -2,7 +2,9 @@
 
 ## What happened
 Steps were completed regularly and then none was, for many times as long as one takes. The stack of
-every thread was written down, then the run was ended.
+every thread was written down, then the run was ended: by `nanstop run --hang`, or by whoever waited
+for it and pressed Ctrl-C. Or an exception ended it, in a collective that another rank never came
+to: that rank had no more batches, or waited at another line.
 
 ## Why it happens
 One rank waits in a collective that another never enters (it skipped a batch, or died); a data
@@ -20,8 +22,8 @@ innermost Python frame torch/distributed/distributed_c10d.py:2924 in all_reduce
 ## Fix
 1. Read `stacks.txt` of the incident:
    the innermost line of the main thread says what is waited for. Cost: none.
-2. In a collective: give every rank the same number of batches (`drop_last`, or `Join`).
-   Cost: a few samples.
+2. In a collective: give every rank the same number of batches (`drop_last`, or `Join`), and have
+   all of them come to the same collectives. Cost: a few samples.
 3. In a data loader: `num_workers=0`, or the start method `spawn`.
    Cost: loading is not overlapped; slower start.
 4. If it was only slow (an evaluation, a checkpoint), wait for longer: `nanstop run --hang`.
@@ -41,9 +43,20 @@ the process is gone.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.process_end import last_op_lines, signals_named, unnatural_end
+from nanstop.diagnose.evidence.process_end import (
+    last_op_lines,
+    script_line,
+    signals_named,
+    unnatural_end,
+)
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, op_name
+from nanstop.records import Diagnosis, Evidence, Signal, op_name
+from nanstop.records.vocabulary import RANK_ELSEWHERE, RANK_ENDED
+
+_AS_MANY = (
+    "Give every rank the same number of batches: `DistributedSampler`, or `drop_last=True`, or the "
+    "loop within `with Join([model]):`."
+)
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -51,17 +64,41 @@ def check(evidence: Evidence) -> Diagnosis | None:
     end = unnatural_end(evidence, "timeout")
     if end is None:
         return None
+    if end.name in (RANK_ENDED, RANK_ELSEWHERE):
+        return _left_waiting(evidence, end)
     frames = signals_named(evidence, "frame")
     place = frames[0].rpartition(" in ")[2] if frames else ""
     found = evidence.localization
     op = found.key.op if found is not None else ""
-    inside = place or op_name(op)
+    inside, line = place or op_name(op), script_line(evidence)
     return Diagnosis(
         code="NS605",
         title="run stood still" + (f" in `{inside}`" if inside else ""),
         cause=end.message or "no step was completed for many times as long as one takes",
         confidence="certain",
-        lines=(*last_op_lines(evidence), *(f"called from {frame}" for frame in frames[1:3])),
+        lines=(
+            *signals_named(evidence, "rank"),
+            *last_op_lines(evidence),
+            *(f"called from {frame}" for frame in frames[1:3]),
+        ),
+        where=line.short if line is not None else "",
+        source=line,
+    )
+
+
+def _left_waiting(evidence: Evidence, end: Signal) -> Diagnosis:
+    """Return the finding where one rank waits in a step that another does not make."""
+    has_ended = end.name == RANK_ENDED
+    line = script_line(evidence)
+    ended = "a rank waits in a step for one that has no more batches"
+    return Diagnosis(
+        code="NS605",
+        title=ended if has_ended else "a rank waits in a step for one that waits elsewhere",
+        cause=end.message,
+        confidence="certain" if has_ended else "likely",
+        where=line.short if line is not None else "",
+        source=line,
+        usual_cure=_AS_MANY,
     )
 
 

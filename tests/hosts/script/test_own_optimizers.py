@@ -40,6 +40,12 @@ INIT = "def __init__(self, params, lr): super().__init__(params, dict(lr=lr))"
 SPELLINGS = {
     "its own": {"base": "Optimizer", "init": INIT, "more": "pass", "scheduler": ""},
     "of torch's": {"base": "SGD", "init": "pass", "more": "super().step()", "scheduler": ""},
+    "of torch's, which is met as well": {
+        "base": "SGD",
+        "init": "pass",
+        "more": "super().step()",
+        "scheduler": "torch.optim.SGD(net.parameters(), lr=0.1)",
+    },
     "a schedule": {
         "base": "Optimizer",
         "init": INIT,
@@ -59,7 +65,7 @@ def trained(path, spelling, session=None, **values):
 def test_an_update_that_is_left_out_is_not_asked_for(tmp_path, spelling):
     session = ReplayingSession("skip")
     watched = trained(tmp_path, spelling, session, BAD=True)
-    assert len(session.steps) == 1
+    assert session.steps == [2]
     alone = trained(tmp_path, spelling, LEAVES_OUT=True)
     assert watched["ASKED"] == alone["ASKED"] == 5
     assert same(watched["PARAMETERS"], alone["PARAMETERS"])

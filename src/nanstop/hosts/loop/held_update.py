@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from types import CellType
 from typing import Any
@@ -61,6 +62,22 @@ class HeldUpdate:
 
     def _left_out(self, *_args: Any, **_kwargs: Any) -> None:
         self.give_back_step()
+
+
+def is_called_by_its_own(optimizer: Optimizer) -> bool:
+    """Return whether torch's wrapper of an optimizer's step, which is on the stack and about to
+    make one, is called by such a wrapper of the same optimizer.
+    """
+    wrapper = Optimizer.profile_hook_step(_no_step).__code__
+    frame, num = sys._getframe(), 0
+    while frame is not None:
+        num += frame.f_code is wrapper and frame.f_locals["args"][0] is optimizer
+        frame = frame.f_back
+    return num > 1
+
+
+def _no_step(*_args: Any) -> None:
+    pass
 
 
 def _called_by(wrapper: Any) -> CellType | None:

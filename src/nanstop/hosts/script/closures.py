@@ -55,7 +55,8 @@ class OpenUpdate:
     """A call of ``optimizer.step`` that has begun.
 
     ``held``: what it is not to see, or to do. ``num_evaluations``: how often it has evaluated its
-    closure. ``evaluates``: it does so now. ``moved``: weights were moved before an evaluation.
+    closure. ``num_inside``: how many steps of classes that its own inherits from it makes now.
+    ``evaluates``: it evaluates now. ``moved``: weights were moved before an evaluation.
     ``is_known``: so far its optimizer has evaluated once an update, and moved nothing before.
     ``waits``: what fails is judged when the update is over; ``failed``: the first that did.
     """
@@ -64,6 +65,7 @@ class OpenUpdate:
         self.optimizer = optimizer
         self.held = HeldUpdate(optimizer)
         self.num_evaluations = 0
+        self.num_inside = 0
         self.evaluates = False
         self.moved = False
         self.is_known = False

@@ -25,6 +25,7 @@ from torch.optim.optimizer import (
 
 from nanstop.detect.empty_clips import EmptyClips
 from nanstop.detect.sentinel import norm_here
+from nanstop.hosts.loop.held_update import is_called_by_its_own
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.closures import Closures, OpenUpdate
 from nanstop.hosts.script.judge import Judge
@@ -215,7 +216,7 @@ class Sinks:
 
         An optimizer's pre-hook.
         """
-        if not self._state.idle:
+        if not self._state.idle or self._is_inherited(optimizer):
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if callable(closure):
@@ -263,7 +264,7 @@ class Sinks:
         """Put held back gradients where the script left them; an optimizer's post-hook."""
         if self._state.in_backward:
             self._state.updated_inside.append(optimizer)
-        if not self._state.idle:
+        if not self._state.idle or self._inherited_ended(optimizer):
             return
         update = self._ended(optimizer)
         update.held.give_back()
@@ -276,6 +277,23 @@ class Sinks:
             self._closures.end(update)
             self._judge.ended(optimizer)
         self._state.watch_writes()  # to the weights, until the next forward
+
+    def _is_inherited(self, optimizer: Optimizer) -> bool:
+        """Return whether an optimizer's step has called that of a class which its own inherits
+        from: torch has wrapped both where it has met instances of both.
+        """
+        update = next((one for one in self._open if one.optimizer is optimizer), None)
+        if update is None or not is_called_by_its_own(optimizer):
+            return False
+        update.num_inside += 1
+        return True
+
+    def _inherited_ended(self, optimizer: Optimizer) -> bool:
+        update = next((one for one in self._open if one.optimizer is optimizer), None)
+        if update is None or not update.num_inside:
+            return False
+        update.num_inside -= 1
+        return True
 
     def _begun(self, optimizer: Optimizer) -> OpenUpdate:
         """Return an update that begins; one of this optimizer that never ended has raised."""

@@ -87,7 +87,7 @@ def test_a_users_own_package_that_is_called_as_a_library_is_the_users(stand_in, 
     assert not is_wrapper(file)
 
 
-def test_an_editable_library_lies_outside_of_the_installed_ones(stand_in, tmp_path):
+def test_an_editable_library_lies_outside_of_the_installed_ones(stand_in, tmp_path, monkeypatch):
     checkout = tmp_path / "a b" / "checkout"
     installed = tmp_path / "lib" / "accelerate-99.dist-info"
     installed.mkdir(parents=True)
@@ -96,13 +96,10 @@ def test_an_editable_library_lies_outside_of_the_installed_ones(stand_in, tmp_pa
     (installed / "direct_url.json").write_text(
         f'{{"url": "{url}", "dir_info": {{"editable": true}}}}'
     )
-    sys.path.insert(0, str(tmp_path / "lib"))
-    try:
-        file = stand_in("accelerate", checkout / "src")
-        assert importlib.metadata.version("accelerate") == "99"
-        assert is_wrapper(file)
-    finally:
-        sys.path.remove(str(tmp_path / "lib"))
+    monkeypatch.syspath_prepend(str(tmp_path / "lib"))
+    file = stand_in("accelerate", checkout / "src")
+    assert importlib.metadata.version("accelerate") == "99"
+    assert is_wrapper(file)
 
 
 def test_a_link_to_a_package_is_the_package(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from hosts.sharded.two_ranks import end, incidents, run
 from versions import needs
 
-APART = "2 processes train together without acting as one: no cure is tried"
+APART = "2 processes train together without acting as one: no cure is applied"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -20,6 +20,6 @@ def said_at_start(facts: RunFacts) -> Iterator[str]:
             f"too large: {names}{' and more' if len(left) > 3 else ''}"
         )
     if facts.world_size > 1 and not facts.ranks_agree:
-        yield f"{facts.world_size} processes train together without acting as one: no cure is tried"
+        yield f"{facts.world_size} processes train together without acting as one: no cure is applied"
     if facts.veto not in ("yes", BY_HAND):
         yield f"the update cannot be held back here: {facts.veto}"

@@ -302,6 +302,7 @@ class Followed:
         if computed and hooks is not None:
             ended.computed, ended.hooks = self.gradients(computed), hooks
         self.samples.backwards.append(ended)
+        self.samples.at_sink = None  # that of another optimizer, which lay in between
 
     def detach(self) -> dict[int, Tensor]:
         """Take the probes of a backward away, also of one that has raised."""

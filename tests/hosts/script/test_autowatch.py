@@ -655,6 +655,7 @@ def test_a_failure_of_one_of_two_models_is_its_own(script):
     ending = script(GAN, session, FACTOR=float("nan"))
     assert session.steps == [2]
     assert session.found[0].fidelity == "bitwise"
+    assert session.failures[0].rewritten_at is None, "the maker's backward is no write"
     assert all(w.isfinite().all() for w in weights(ending, "maker", "judge"))
 
 

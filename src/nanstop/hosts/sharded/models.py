@@ -65,9 +65,10 @@ class SharedModels:
         models = list(called)
         shared = micros and micros[-1].reduced and self._updates_alone(optimizer)
         # Every backward of an engine exchanges something, but where it is told not to.
-        if shared or any(map(is_engine, models)):
+        if any(map(is_engine, models)):
             return self.of(models)
-        return unshared(optimizer)
+        found = self.of(models) if shared else ONE_COPY
+        return unshared(optimizer) if found is ONE_COPY else found
 
     def agree(self, called: Iterable[nn.Module]) -> bool:
         """Return whether the ranks that train the models can act as one."""

@@ -19,7 +19,8 @@ def said_at_start(facts: RunFacts) -> Iterator[str]:
             f"an earlier training in this process left {len(left)} weights not finite or far "
             f"too large: {names}{' and more' if len(left) > 3 else ''}"
         )
-    if facts.world_size > 1 and not facts.ranks_agree:
-        yield f"{facts.world_size} processes train together without acting as one: no cure is applied"
+    num = facts.world_size
+    if num > 1 and not facts.ranks_agree:
+        yield f"{num} processes train together without acting as one: no cure is applied"
     if facts.veto not in ("yes", BY_HAND):
         yield f"the update cannot be held back here: {facts.veto}"

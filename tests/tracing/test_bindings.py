@@ -15,6 +15,7 @@ from nanstop.tracing.bindings import (
     target_given_at,
     writing_lines,
 )
+from nanstop.tracing.holders import tree_of
 
 SOURCE = textwrap.dedent("""
     def train(model, sums, rates):
@@ -97,3 +98,14 @@ def test_a_function_writes_where_it_does(tmp_path):
     lines = SOURCE.splitlines()
     found = [lines[n - 1].strip() for n in writing_lines(names["hook"].__code__)]
     assert found == ["grad.mul_(1 / size)", "return grad"]
+
+
+def test_a_source_file_is_parsed_once_and_anew_where_it_has_changed(tmp_path):
+    file = tmp_path / "script.py"
+    file.write_text("a = 1\n")
+    tree = tree_of(str(file))
+    assert tree is not None
+    assert tree_of(str(file)) is tree
+    file.write_text("a = 1\nb = 22\n")
+    linecache.checkcache(str(file))
+    assert len(tree_of(str(file)).body) == 2

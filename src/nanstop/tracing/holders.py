@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
@@ -320,8 +320,15 @@ def _written_by_call(node: ast.AST) -> ast.AST | None:
 
 
 def tree_of(file: str) -> ast.AST | None:
-    """Return the syntax of a source file, None where it is none of Python."""
+    """Return the syntax of a source file, None where it is none of Python. It is shared: a script
+    is asked about in each step, and to parse it takes longer than a step of a small model.
+    """
+    return _parsed("".join(linecache.getlines(file)))
+
+
+@lru_cache(maxsize=8)
+def _parsed(source: str) -> ast.AST | None:
     try:
-        return ast.parse("".join(linecache.getlines(file)))
+        return ast.parse(source)
     except (SyntaxError, ValueError):
         return None

@@ -1,6 +1,7 @@
 """The tape: what it holds, what it plays again, what it says it cannot."""
 
 import gc
+import sys
 import weakref
 
 import pytest
@@ -486,3 +487,45 @@ def test_a_large_tensor_that_is_read_again_and_again_leaves_room_for_the_loss(ne
 
     micro = taped(net, torch.randn(2, 4), loss_of)
     assert "div" in {call.function.__name__ for call in micro.tape.needed() if call.outer}
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_write_looks_at_what_was_given_of_that_tensor_alone(is_known):
+    """A data set fills a row of each sample: it cost as much again for each call so far."""
+    tape, rows, events = Tape("cpu", lambda _: None), [torch.ones(4) for _ in range(400)], []
+    written = rows[0] if is_known else torch.ones(4)
+
+    def note(_, event, __):
+        events.extend([event] if event == "call" else [])
+
+    assert tape.start()
+    try:
+        sums = [row.sum() for row in rows]
+        sys.setprofile(note)
+        try:
+            written[:2] = 0.0
+        finally:
+            sys.setprofile(None)
+    finally:
+        tape.stop()
+    assert len(sums) == len(tape.calls) == len(rows)
+    assert len(events) < 100
+    given = tape.calls[0].args[0].tensor
+    assert given.tolist() == [1.0] * 4
+    assert (given is written) is False
+
+
+def test_what_a_call_was_given_that_was_not_kept_is_let_go():
+    tape, tensor = Tape("cpu", lambda _: None), torch.ones(4)
+    reference = weakref.ref(tensor)
+    assert tape.start()
+    try:
+        for _ in range(3):
+            tensor.fill_(2.0)
+            tensor.tolist()
+    finally:
+        tape.stop()
+    del tensor
+    gc.collect()
+    assert not tape.calls
+    assert reference() is None

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from nanstop.hosts.tape.given_constants import GivenConstants
 from nanstop.hosts.tape.needed_calls import calls_for
 from nanstop.hosts.tape.tape_calls import Left, Slot, TapedCall, left_in
 from nanstop.hosts.tape.weight_marks import WeightMarks
@@ -26,10 +27,11 @@ _MOST = 256
 
 class Recorded(Protocol):
     """What a ``Tape`` has recorded: its calls, and the slots of what they have returned, from
-    ``begin`` to ``count``.
+    ``begin`` to ``count``, and what these were ``given``.
     """
 
     calls: list[TapedCall]
+    given: GivenConstants
     slots: dict[int, tuple[weakref.ref[Tensor], Slot]]
     begin: int
     count: int
@@ -90,6 +92,7 @@ class LeftBehind:
         own = [call for call in tape.calls if call.first >= tape.begin]
         needed |= {id(call) for call in tape.calls}
         tape.calls[:] = [*(call for call in earlier.calls if id(call) in needed), *own]
+        tape.given.take_over(earlier.given)
         for model in models:
             if model is not None:
                 self.on_model(model)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from nanstop.detect.numeric_errors import is_numeric
+from nanstop.hosts.tape.given_constants import GivenConstants
 from nanstop.hosts.tape.left_behind import LeftBehind
 from nanstop.hosts.tape.needed_calls import calls_for
 from nanstop.hosts.tape.numbers import Numbers, Questions, is_answer
@@ -30,7 +31,6 @@ from nanstop.hosts.tape.tape_calls import (
     TapedCall,
     forget_written,
     is_kept,
-    keep_values,
     root_of,
 )
 from nanstop.hosts.tape.tape_functions import (
@@ -98,7 +98,7 @@ class Tape(PassingMode):
         self._first_of_model: int | None = None
         self._numbers = Numbers()
         self._held, self._lent = HeldData(), Lent()
-        self._given: set[int] = set()
+        self.given = GivenConstants()
         self._delivered: dict[int, Constant] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -173,8 +173,7 @@ class Tape(PassingMode):
 
     def keep(self, written: Tensor) -> None:
         """Have the calls hold what they were given of a tensor that is about to be written to."""
-        if id(root_of(written)) in self._given:
-            keep_values(self.calls, written)
+        self.given.keep(written)
 
     def _writes(self, args: Any, kwargs: Any) -> None:
         with by_torch_alone():
@@ -371,8 +370,9 @@ class Tape(PassingMode):
                     return found[0]
                 return HISTORY if self.cuts is None else self.cuts.of(value)
             origin = slot.index if slot is not None and not trains else None
-            self._given.add(id(root_of(value)))
-            return Constant(value, operands[-1][1], origin, value in self.unrepeated)
+            constant = Constant(value, operands[-1][1], origin, value in self.unrepeated)
+            self.given.add(constant)
+            return constant
         kind = type(value)
         if kind in PLAIN:
             return self._numbers.of(value) if kind is float else value

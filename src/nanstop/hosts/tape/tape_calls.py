@@ -49,8 +49,14 @@ class Slot:
     outer: bool = False
 
 
+class _Referred:
+    """What may be referred to weakly and has slots (a dataclass alone does that from 3.11 on)."""
+
+    __slots__ = ("__weakref__",)
+
+
 @dataclass(slots=True, eq=False)
-class Constant:
+class Constant(_Referred):
     """A tensor from outside, by reference, with the version of its values at the call; a copy of
     it where the script was about to write to it.
 
@@ -332,21 +338,6 @@ def forget_written(slots: Slots, written: Sequence[Tensor], *, parts: bool, made
 def is_kept(written: Tensor) -> bool:
     """Return whether the calls keep what they were given of a tensor that is written to."""
     return written.nbytes <= MAX_HELD_BYTES and not written.requires_grad
-
-
-def keep_values(calls: Iterable[TapedCall], written: Tensor) -> None:
-    """Have the calls hold copies of what they were given of a tensor that is about to be written
-    to, or of views of it.
-    """
-    root, copies = root_of(written), dict[int, Tensor]()
-    for call in calls:
-        for constant in call.held(Constant):
-            given = constant.tensor
-            if root_of(given) is root and not constant.moved:
-                if id(given) not in copies:
-                    copies[id(given)] = given.detach().clone()
-                constant.tensor = copies[id(given)]
-                constant.version = version(constant.tensor)
 
 
 def spelled_by(call: TapedCall, constant: Constant) -> str:

@@ -303,6 +303,8 @@ class GradientAccounts:
         samples.num_replaced = one.num_replaced()
         samples.num_at_the_end = one.num_left_at_the_end()
         samples.num_with_gradient = sum(p.grad is not None for p in one.parameters())
+        one.was_reached = one.was_reached or samples.num_with_gradient > 0
+        samples.was_reached, samples.num_unheld = one.was_reached, one.num_unheld()
         samples.updated_at = source_line(line)
         if samples.is_scaled:
             samples.norm_consumed = one.norm()
@@ -323,6 +325,7 @@ class GradientAccounts:
         if one is None:
             return None
         account = None
+        one.was_reached = one.was_reached or any(p.grad is not None for p in one.parameters())
         if not self.is_looking and one.passes():
             self._scaler = None
         else:

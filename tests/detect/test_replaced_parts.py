@@ -78,7 +78,7 @@ def switched(*, anew=False):
         net.act(number)
         if anew or not number:
             optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.05)
-        fit(net, optimizer, 6 if not number else 14)
+        fit(net, optimizer, 20)
 
 
 def test_an_adapter_that_has_taken_over_from_the_one_that_the_optimizer_holds_is_told(tmp_path):

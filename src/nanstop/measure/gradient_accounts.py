@@ -373,6 +373,10 @@ class GradientAccounts:
 
 
 def _is_open(account: GradientAccount) -> bool:
-    """Return whether the next windows are to tell the line of what this one has shown."""
+    """Return whether the next windows are to tell the line of what this one has shown, or to show
+    it again.
+    """
+    if account.num_replaced:
+        return True
     hidden, written = account.num_hidden, account.is_put_back or bool(account.rounded_to)
     return bool(hidden and not account.changed_at) or (written and not account.rewritten_at)

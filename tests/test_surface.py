@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "a1ccd74ad73cdd4b")
+REPORT_FORM = (1, "778146f4fc24b72d")
 
 
 def test_names():

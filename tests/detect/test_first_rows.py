@@ -38,7 +38,10 @@ def rows(num=16, length=12, *, begin=(BOS,), end=(EOS,), labels="all", left=0):
         text = torch.randint(3, 64, (inner,), generator=draw)
         ids = torch.tensor([*[PAD] * left, *begin, *text.tolist(), *end])
         target = ids.clone()
-        target[: {"all": 0, "answer": length // 2, "none": length}[labels]] = -100
+        kept = {"all": 0, "answer": length // 2, "none": length, "endless": 0}[labels]
+        target[:kept] = -100
+        if labels == "endless":
+            target[ids == EOS] = -100
         mask = (torch.arange(length) >= left).long()
         made.append({"input_ids": ids, "labels": target, "attention_mask": mask})
     return made
@@ -85,7 +88,10 @@ BAD = [
     ({"begin": (BOS, BOS)}, "16 of the first 16 rows begin with two BOS tokens"),
     ({"begin": (BOS, BOS), "left": 3}, "16 of the first 16 rows begin with two BOS tokens"),
 ]
+ENDLESS = "16 of the first 16 rows hold an end after what is trained on, and it is a label in none"
+BAD += [({"labels": "endless", "left": 3}, f"{ENDLESS}: the model is not taught to stop")]
 GOOD = [
+    {"labels": "endless", "end": ()},
     {},
     {"labels": "answer"},
     {"left": 3},
@@ -109,6 +115,19 @@ def test_what_cannot_teach_is_counted_in_a_run(shape, cause, tmp_path):
 def test_what_teaches_is_left_in_peace(shape, tmp_path):
     assert "NS505" not in checked(rows(**shape), tmp_path / "check")
     assert "NS505" not in watched(rows(**shape), tmp_path / "watch")
+
+
+def test_an_end_in_what_is_not_trained_on_and_one_that_is_not_told_from_padding_are_none(tmp_path):
+    data = rows(labels="answer")
+    for row in data:
+        row["input_ids"][3] = EOS  # of the prompt
+    assert "NS505" not in watched(data, tmp_path)
+    text = TextFacts(eos=(PAD, EOS), pad=PAD)
+    batch = {name: torch.stack([row[name] for row in rows(labels="endless")]) for name in data[0]}
+    view = HfView(trainer(data, tmp_path))
+    assert counted(batch, view, text).num_ends_ignored == 16
+    del batch["attention_mask"]
+    assert counted(batch, view, text).num_ends == 0
 
 
 def test_rows_of_a_model_that_pads_with_its_beginning_do_not_begin_twice(tmp_path):

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fnstep import FnStep
+from loop_scripts import findings_of
 from nanstop.detect.early_steps import at_once
 
 torch.set_num_threads(1)
@@ -129,3 +130,28 @@ def rows_of(loss, dtype=torch.float32):
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
     batch = {"x": torch.randn(ROWS, 5, dtype=dtype), "y": torch.randn(ROWS, dtype=dtype)}
     return at_once(FnStep(model, loss, [batch]))["objective"]
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [
+        lambda out, y: ((out - y) ** 2).mean(),
+        lambda out, y: (1 - (out - y).cos()).mean(),
+        lambda out, y: (1 / (1 + (out - y).abs())).mean().neg(),
+    ],
+    ids=["power", "less", "inverse"],
+)
+def test_operators_that_torch_wraps_keep_a_loop_from_no_look(loss_of, tmp_path):
+    def train():
+        torch.manual_seed(0)
+        net = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+        for _ in range(3):
+            x = torch.randn(ROWS, 3)
+            loss = loss_of(net(x), x.sum(1))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    found = findings_of(tmp_path, train)
+    assert found["NS118"].title == "each output is compared with the targets of all rows"

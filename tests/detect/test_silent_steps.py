@@ -148,6 +148,30 @@ def test_a_contrast_within_one_row_is_constant(tmp_path):
     assert not watched(tmp_path / "eight", nn.Linear(8, 8), contrast(8))
 
 
+class Attends(nn.Module):
+    """Attention to as many tokens as there are keys."""
+
+    def __init__(self, keys):
+        super().__init__()
+        self.keys, self.value = nn.Linear(8, keys), nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.keys(x).softmax(-1).mean(-1, keepdim=True) * self.value(x).sigmoid()
+
+
+def test_a_softmax_over_one_output_is_constant_and_attention_to_one_token_is_none(tmp_path):
+    def shares(model, batch):
+        return (model(batch["x"]).softmax(1) - 0.3 * batch["y"][:, None]).square().mean()
+
+    def content(model, batch):
+        return F.relu(-1.0 - model(batch["x"])).mean()
+
+    finding = watched(tmp_path / "one", nn.Linear(8, 1), shares)["NS701"]
+    assert finding.title == "each row is compared with itself alone"
+    assert not watched(tmp_path / "two", nn.Linear(8, 2), shares)
+    assert not watched(tmp_path / "attention", Attends(1), content)
+
+
 def test_a_variance_of_roundings_is_told(tmp_path):
     finding = watched(tmp_path / "one", Normalised(cancels=True), large)["NS208"]
     assert "made of rounding errors" in finding.cause

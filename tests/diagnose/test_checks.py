@@ -904,6 +904,19 @@ def test_id_names_the_entry_and_the_table():
     assert diagnosis.confidence == "likely"
 
 
+def test_an_id_of_another_table_is_held_against_that_one():
+    """Boxes on a page have a table of their own, and more rows than there are tokens."""
+    table = replace(stats("float32"), shape=(1024, 32))
+    ids = replace(stats("int64", absmax=1520.0, name="batch[bbox]"), shape=(4, 10))
+    found = localization(event(op="aten.embedding.default", inputs=(table, ids)))
+    found = replace(found, key=replace(found.key, kind="exception"))
+    facts, raised = RunFacts(table_rows=100), (Signal(source="exception", message="see above"),)
+    boxes = batch_fact(name="bbox", maximum=1686.0)
+    diagnosis = check("NS502", evidence(found, facts, batch=[boxes], signals=raised))
+    assert diagnosis.title == "id out of range: `bbox` reaches 1520, the table has 1024 rows"
+    assert diagnosis.usual_cure.startswith("This is no table of tokens")
+
+
 @pytest.mark.parametrize(
     ("at", "losses", "since"),
     [

@@ -232,6 +232,18 @@ def test_the_logarithm_within_a_distribution():
     assert found[0].cause == "the logarithm of an exact 0"
 
 
+@pytest.mark.parametrize(
+    ("spelled", "named"),
+    [(torch.abs, "magnitudes"), (torch.square, "squares")],
+)
+def test_what_is_divided_by_a_target_is_divided_by_no_norm(spelled, named):
+    target = torch.ones(ROWS, WIDTH)
+    target[0, 0] = 0
+    found = said(lambda net, b: ((net(b["v"]) - b["t"]) / spelled(b["t"])).sum(), v=x(), t=target)
+    assert (found[0].code, found[0].title) == ("NS206", "division by a magnitude of 0")
+    assert f"1 of the {ROWS * WIDTH} {named} that `div` divides by are 0" in found[0].cause
+
+
 OUTSIDE = {
     "square root": (lambda out: out.sqrt(), "the `sqrt` of negative numbers, down to -"),
     "logarithm": (lambda out: out.log2(), "the `log2` of negative numbers, down to -"),

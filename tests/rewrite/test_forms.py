@@ -353,6 +353,12 @@ GUARDED = {
     ("return torch.where(y > 0, torch.log(x * y), 0)", "log"): (
         "return torch.where(y > 0, torch.log(torch.where(y > 0, x * y, 1)), 0)"
     ),
+    ("return torch.where(x < 9, torch.exp(x) - 1, y)", "exp"): (
+        "return torch.where(x < 9, torch.exp(torch.where(x < 9, x, 0)) - 1, y)"
+    ),
+    ("return 1 / (1 + torch.exp(x * y))", "exp"): (
+        "return 1 / (1 + torch.exp((x * y).clamp(max=88)))"
+    ),
     ("return torch.where(y == 0, 0, x / y)", "div"): (
         "return torch.where(y == 0, 0, x / torch.where(y == 0, 1, y))"
     ),

@@ -109,6 +109,8 @@ def added(first: DataFacts, second: DataFacts) -> DataFacts:
         masked_at=first.masked_at or second.masked_at,
         num_shortened=first.num_shortened + second.num_shortened,
         only_label=_same_label(first, second),
+        num_ends=first.num_ends + second.num_ends,
+        num_ends_ignored=first.num_ends_ignored + second.num_ends_ignored,
         tokenized_at=_both(first.tokenized_at, second.tokenized_at),
         shortened_at=_both(first.shortened_at, second.shortened_at),
     )
@@ -153,6 +155,7 @@ def counted(
     if ids is None:
         return found
     twice, cut = _starts_and_ends(ids, batch, text)
+    ends, ignored = _ends(ids, labels, batch, text) if _predicts_tokens(view) else (0, 0)
     known = [one for row in _unpadded(ids, batch) if (one := TEXTS.of(row)) is not None]
     short = [one for one in known if one.is_short] if _predicts_tokens(view) else []
     later = [one.text.line for one in short if one.is_cut_later]
@@ -161,6 +164,8 @@ def counted(
         found,
         num_twice_begun=twice,
         num_cut=cut,
+        num_ends=ends,
+        num_ends_ignored=ignored,
         num_shortened=len(short),
         only_label=_only_label(labels, ids) if _predicts_tokens(view) else None,
         tokenized_at=_both((), tuple(line_text(one.text.line) for one in known if one.text.line)),
@@ -180,6 +185,22 @@ def _are_hidden(labels: Tensor, ids: Tensor) -> bool:
     often = int(replaced.mode().values)
     num_here, num_elsewhere = int((replaced == often).sum()), int((ids == often).sum())
     return 2 * num_here > len(replaced) and num_here == num_elsewhere
+
+
+def _ends(ids: Tensor, labels: Sequence[Tensor], batch: Batch, text: TextFacts) -> tuple[int, int]:
+    """Return in how many rows an end comes right after a token that is trained on, and in how many
+    of these no such end is. Without a mask an end is not told from padding.
+    """
+    mask = batch.get("attention_mask")
+    target = next((one for one in labels if one.shape == ids.shape), None)
+    if target is None or not isinstance(mask, Tensor) or mask.shape != ids.shape:
+        return 0, 0
+    ends = torch.tensor(text.eos, device=ids.device, dtype=ids.dtype)
+    taught = (target == ids)[:, :-1] & mask[:, :-1].bool()
+    after = torch.isin(ids[:, 1:], ends) & mask[:, 1:].bool() & taught
+    trained = (after & (target[:, 1:] != IGNORED_LABEL)).any(1)
+    rows = after.any(1)
+    return int(rows.sum()), int((rows & ~trained).sum())
 
 
 def _only_label(labels: Sequence[Tensor], ids: Tensor) -> int | None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from nanstop.detect.objective.flat_steps import FlatSteps, passed_by
 from nanstop.diagnose.findings.setup.ns114_no_gradient_path import is_mostly_unreached
 from nanstop.living import living
+from nanstop.numerics.optimizer_state import innermost
 from nanstop.numerics.tensors import version
 from nanstop.numerics.trained import held_by
 from nanstop.records import GradientPath, RunFacts
@@ -48,6 +49,7 @@ class GradientArrival:
         self.was: list[tuple[Tensor, Tensor]] | None = None
         """The starts of some weights at the first update."""
         self._compared: WeakSet[Optimizer] = WeakSet()
+        self._turns: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
         self._fed = False
         """Whether the script hands gradients to tensors of its own:
         copies that it updates and writes back.
@@ -73,8 +75,10 @@ class GradientArrival:
         # A model that only answers (a teacher, a reference) is often left trainable.
         mine = {n: p for n, p in trained.items() if id(p) in held}
         others = bool(held) and not mine
+        found = _reached(path, mine or trained)
+        if (others or not found.num_reached) and self._takes_turns(trained):
+            return None
         mine = mine or trained
-        found = _reached(path, mine)
         reached = found.num_reached
         if reached and is_mostly_unreached(found):
             found = _reached(path, _called(step, mine))
@@ -83,6 +87,26 @@ class GradientArrival:
         # nothing of.
         self.untaken = found if others and reached and not self._fed else None
         return None if others else found
+
+    def _takes_turns(self, trained: Mapping[str, Tensor]) -> bool:
+        """Return whether another optimizer of this process holds some of the model's weights, or of
+        what this one does: a loop may ask each for an update, whatever had gradients this time, and
+        whether one never has any its accounts tell. Walks all objects there are, once for each.
+        """
+        mine = self._view.optimizer
+        if mine is None:
+            return False
+        if mine not in self._turns:
+            own = [*trained.values(), *held_by(mine)]
+            others = (one for one in living(torch.optim.Optimizer) if one is not mine)
+            held = {
+                id(p)
+                for one in others
+                if innermost(one) is not innermost(mine)
+                for p in held_by(one)
+            }
+            self._turns[mine] = any(id(p) in held for p in own)
+        return self._turns[mine]
 
     def unheld(self) -> GradientPath | None:
         """Return, after an update, what had arrived where that update used nothing of it.

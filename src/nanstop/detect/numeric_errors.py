@@ -43,7 +43,10 @@ def is_numeric(error: BaseException) -> bool:
     if isinstance(error, (FloatingPointError, ZeroDivisionError, OverflowError)):
         return True
     text = str(error).lower()
-    return any(signature in text for signature in _SIGNATURES)
+    if any(signature in text for signature in _SIGNATURES):
+        return True
+    # A library that says it in its own words (``raise ... from error``) names what it had caught.
+    return error.__cause__ is not None and is_numeric(error.__cause__)
 
 
 def phase_of(error: BaseException) -> Phase:

@@ -158,6 +158,18 @@ def moved(parameters: Sequence[Tensor], share: float = _SHARE) -> Iterator[int]:
         yield num_moved
 
 
+def is_constant(step: Step) -> bool:
+    """Return whether the loss of the first micro-batch is the same with other weights, and not 0 as
+    that of a hinge that is content. Undone; runs it twice.
+    """
+    weights = [p for p in step.view.root.parameters() if p.requires_grad]
+    losses: list[float] = []
+    for share in (0.0, 1.0):
+        with step.isolated(), moved(weights, share):
+            losses.append(float(step.run(0).detach()))
+    return losses[0] == losses[1] != 0.0
+
+
 def noises(parameters: Sequence[Tensor], share: float) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield weights, the last ones first, each with normal noise to add to it, whose size is
     ``share`` of the root of the mean square of the weight; ``MOST_MOVED`` elements in all.

@@ -190,7 +190,7 @@ class Followed:
         self.num_updates = 0
         self._num_more = 0
         self._num_extreme = 0
-        self.was_read = False
+        self.was_reached = self.was_read = False
         """Whether what the last backward left was computed with."""
         self.samples: Samples | None = Samples()
 
@@ -311,11 +311,18 @@ class Followed:
 
     def num_replaced(self) -> int:
         """Return how many parameters got gradients of the last backward and are in no optimizer,
-        where as many of the same shapes are held that never got one.
+        where as many of the same shapes are held that never got one: frozen ones count where
+        nothing that is held got any, as of an adapter that another one has taken over from.
         """
         wanted = Counter(p.shape for p in self._unheld or ())
-        idle = Counter(p.shape for p in self.parameters() if p.requires_grad and p.grad is None)
+        held = self.parameters()
+        all_idle = all(p.grad is None for p in held)
+        idle = Counter(p.shape for p in held if (p.requires_grad or all_idle) and p.grad is None)
         return sum(wanted.values()) if wanted <= idle else 0
+
+    def num_unheld(self) -> int:
+        """Return how many parameters got gradients of the last backward and are in no optimizer."""
+        return sum(p.grad is not None for p in self._unheld or ())
 
     def _look_for_tail(self, losses: Sequence[Tensor], held: set[int]) -> None:
         """Know the last layer, as the first window that is looked at finds it, where no optimizer

@@ -303,6 +303,8 @@ class GradientAccounts:
         samples.num_replaced = one.num_replaced()
         samples.num_at_the_end = one.num_left_at_the_end()
         samples.num_with_gradient = sum(p.grad is not None for p in one.parameters())
+        one.was_reached = one.was_reached or samples.num_with_gradient > 0
+        samples.was_reached, samples.num_unheld = one.was_reached, one.num_unheld()
         samples.updated_at = source_line(line)
         if samples.is_scaled:
             samples.norm_consumed = one.norm()
@@ -323,6 +325,7 @@ class GradientAccounts:
         if one is None:
             return None
         account = None
+        one.was_reached = one.was_reached or any(p.grad is not None for p in one.parameters())
         if not self.is_looking and one.passes():
             self._scaler = None
         else:
@@ -370,6 +373,10 @@ class GradientAccounts:
 
 
 def _is_open(account: GradientAccount) -> bool:
-    """Return whether the next windows are to tell the line of what this one has shown."""
+    """Return whether the next windows are to tell the line of what this one has shown, or to show
+    it again.
+    """
+    if account.num_replaced:
+        return True
     hidden, written = account.num_hidden, account.is_put_back or bool(account.rounded_to)
     return bool(hidden and not account.changed_at) or (written and not account.rewritten_at)

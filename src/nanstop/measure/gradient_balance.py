@@ -80,6 +80,8 @@ class Samples:
     overflowed_at: list[SourceLine] = field(default_factory=list)
     norm_consumed: Tensor | None = None
     num_replaced: int = 0
+    num_unheld: int = 0
+    was_reached: bool = False
     num_at_the_end: int = 0
     num_with_gradient: int | None = None
     stages: list[Tensor] = field(default_factory=list)
@@ -197,6 +199,8 @@ def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> Gradi
         stages=_stages(arrived, samples.stages),
         norm_consumed=_number(samples.norm_consumed),
         num_replaced=samples.num_replaced,
+        num_unheld=samples.num_unheld,
+        was_reached=samples.was_reached,
         num_at_the_end=samples.num_at_the_end,
         num_with_gradient=samples.num_with_gradient,
         rate=factor_between(taken, weights - updated),

@@ -70,6 +70,10 @@ class GradientAccount:
     num_replaced: int = 0
     """Parameters that got gradients and are in no optimizer, each of the shape of one that this
     optimizer holds and that got none; 0 where some have no such counterpart."""
+    num_unheld: int = 0
+    """Parameters that got gradients and are in no optimizer."""
+    was_reached: bool = False
+    """Whether any that this one holds had a gradient at an update so far, looked at or not."""
     num_at_the_end: int = 0
     """Tensors of the model's last layer that get gradients, are in no optimizer and have kept their
     values since the first look, where all that comes before them is held."""

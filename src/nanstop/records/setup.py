@@ -148,7 +148,9 @@ class DataFacts:
     loss, FILE:LINE, as far as they are known. ``num_shortened``: rows that end before the text does
     that a tokenizer was given. ``tokenized_at``: the lines that asked for the tokens of rows,
     ``shortened_at``: that cut them where no tokenizer did. ``only_label``: the one token that every
-    label of a language model is, None where there are others.
+    label of a language model is, None where there are others. ``num_ends``: rows in which an end
+    comes right after a token that is trained on; ``num_ends_ignored``: those of which no such end
+    is.
     """
 
     num_rows: int = 0
@@ -159,6 +161,8 @@ class DataFacts:
     masked_at: tuple[str, ...] = ()
     num_shortened: int = 0
     only_label: int | None = None
+    num_ends: int = 0
+    num_ends_ignored: int = 0
     tokenized_at: tuple[str, ...] = ()
     shortened_at: tuple[str, ...] = ()
 

@@ -9,6 +9,8 @@ from nanstop.rewrite.definitions import definition
 from nanstop.rewrite.operations import METHODS, Operation, is_cheap, operation
 from nanstop.rewrite.source import UNSURE, Edit, Source, is_closed, parsed
 
+_MOST = {"float16": "11", "float64": "709"}
+"""A number whose exponential each format holds."""
 _TINY = {"float16": "6.1e-5", "float64": "2.3e-308"}
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)
 
@@ -186,6 +188,10 @@ class Draft:
         if finfo is not None and value.replace(".", "").replace("_", "").isalnum():
             return f"{finfo}({value}.dtype).tiny"
         return _TINY.get(self.dtype, "1.2e-38")
+
+    def most(self) -> str:
+        """Return a number whose exponential the failing operation's format holds, as code."""
+        return _MOST.get(self.dtype, "88")
 
     def finished(self) -> tuple[Edit, ...]:
         """Return all edits. Errors: ``NotKnownError`` where lines have no place."""

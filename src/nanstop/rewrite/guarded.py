@@ -37,7 +37,8 @@ def rewrite_guarded(draft: Draft, op: str = "") -> bool:
     that a function of a library computes, and is not spelled in the statement then.
     """
     found = list(_operations(draft))
-    named = [one for one in found if one.name in _SPELLINGS.get(op, (op,))] if op else found
+    spelled = _SPELLINGS.get(op, (op,)) if op else _FORMS.keys() - {"exp"}
+    named = [one for one in found if one.name in spelled]
     if draft.innermost:
         named = [one for one in named if not _holds(one, named)]
     done, taken = False, list[ast.AST]()
@@ -155,15 +156,18 @@ def _inverse(draft: Draft, found: Operation) -> str:
 
 def _clamped(draft: Draft, found: Operation) -> str:
     """Raised to the smallest number: the gradient at 0 is 0."""
-    text = f"{draft.source.operand(found.operand)}.clamp(min={_least(draft, found.operand)})"
+    text = f"{draft.source.operand(found.operand)}.clamp({_bound(draft, found)})"
     return _with_operand(draft, found, 0, text)
 
 
-def _least(draft: Draft, operand: ast.expr) -> str:
-    """Return the smallest number that is kept: 1 of a count, which is 0 or 1 at least."""
-    if draft.counted:
-        return "1"
-    return draft.tiny(draft.source.segment(operand) if is_cheap(operand) else "")
+def _bound(draft: Draft, found: Operation) -> str:
+    """Return the smallest number that is kept: 1 of a count, which is 0 or 1 at least; of an
+    exponent the largest.
+    """
+    if found.name == "exp":
+        return f"max={draft.most()}"
+    of = draft.source.segment(found.operand) if is_cheap(found.operand) else ""
+    return "min=1" if draft.counted else f"min={draft.tiny(of)}"
 
 
 def _holds(outer: Operation, named: Collection[Operation]) -> bool:
@@ -182,9 +186,7 @@ def _clamp(draft: Draft, found: Operation) -> tuple[Edit, Edit]:
     start, end = draft.source.span(operand)
     is_closed = draft.source.operand(operand) == draft.source.segment(operand)
     before, after = ("", "") if is_closed else ("(", ")")
-    return Edit(start, start, before), Edit(
-        end, end, f"{after}.clamp(min={_least(draft, operand)})"
-    )
+    return Edit(start, start, before), Edit(end, end, f"{after}.clamp({_bound(draft, found)})")
 
 
 def _has_root(found: Operation) -> bool:
@@ -366,7 +368,7 @@ def _ctc(draft: Draft, found: Operation) -> str | None:
 
 _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "div": _divided,
-    **dict.fromkeys(("log", "log2", "log10"), _clamped),
+    **dict.fromkeys(("log", "log2", "log10", "exp"), _clamped),
     "log1p": _log_of_more,
     "sqrt": _clamped,
     "rsqrt": _inverse,
@@ -385,8 +387,7 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "_softmax": ("softmax",),
     "_safe_softmax": ("softmax",),
     "_log_softmax": ("log_softmax",),
-    "nll_loss_forward": ("cross_entropy", "nll_loss"),
-    "nll_loss2d_forward": ("cross_entropy", "nll_loss"),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), ("cross_entropy", "nll_loss")),
     "_ctc_loss": ("ctc_loss",),
     "div": ("div", "normalize", "cov"),
     "true_divide": ("div",),

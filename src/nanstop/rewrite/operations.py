@@ -44,7 +44,7 @@ METHODS = frozenset(
     | {"prod", "mean", "std", "norm", "sqrt", "rsqrt", "pow", "acos", "asin", "atanh", "div"}
     | {"acosh", "atan2", "arctan2", "tanh", "var", "std_mean", "var_mean"}
     | {"arccos", "arcsin", "arctanh", "mul", "add", "sub", "neg", "true_divide", "multiply"}
-    | {"masked_fill", "square", "where", "reciprocal", "gather", "logsumexp", "divide"}
+    | {"masked_fill", "abs", "square", "where", "reciprocal", "gather", "logsumexp", "divide"}
 )
 """Methods of a tensor that are read as operations."""
 FILLS = ("masked_fill", "masked_fill_")

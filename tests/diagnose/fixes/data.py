@@ -128,6 +128,18 @@ def rows_of_each_rank(fixed):
     return len(set(read)) == 8
 
 
+@FIXES.plant("NS505", 6)
+def padding_has_a_token_of_its_own(fixed):
+    from transformers import DataCollatorForLanguageModeling
+
+    tokenizer = tiny.tokenizer()
+    if not fixed:
+        tokenizer.pad_token = tokenizer.eos_token
+    rows = [{"input_ids": [*range(5, 5 + num), tokenizer.eos_token_id]} for num in (2, 4)]
+    made = DataCollatorForLanguageModeling(tokenizer, mlm=False)(rows)
+    return bool((made["labels"] == tokenizer.eos_token_id).any(1).all())
+
+
 FIXES.say("NS505", 1, "a look at a decoded row")
 
 GENERATION = (

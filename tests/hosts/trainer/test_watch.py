@@ -215,6 +215,16 @@ class TestExceptions:
     def test_signatures(self, text, numeric):
         assert is_numeric(RuntimeError(text)) is numeric
 
+    def test_one_that_a_library_says_in_its_own_words(self):
+        def refused(cause):
+            try:
+                raise IndexError("coordinates should be within 0-1000") from cause
+            except IndexError as error:
+                return error
+
+        assert is_numeric(refused(IndexError("index out of range in self")))
+        assert not is_numeric(refused(KeyError("bbox")))
+
     def test_the_phase_is_read_off_the_traceback(self):
         class Bad(torch.autograd.Function):
             @staticmethod

@@ -115,6 +115,31 @@ def test_a_whole_power_that_is_learned_has_a_slope_at_negative_numbers():
     assert torch.equal(fixed, x.pow(3.0))
 
 
+@pytest.mark.parametrize(
+    ("compute", "slope"),
+    [
+        (lambda x: torch.where(x < 9.0, torch.exp(x) - 1.0, x), 1.0),
+        (lambda x: 1.0 / (1.0 + x.exp()), 0.0),
+        (lambda x: torch.exp(x).clamp(max=20.0), 0.0),
+    ],
+    ids=["chosen", "sigmoid", "bounded"],
+)
+def test_an_exponential_that_is_passed_by_has_no_infinite_slope(compute, slope):
+    x = torch.tensor([[0.5, 200.0, -3.0]])
+    plain, (before,) = graded(compute, x)
+    guarded, (gradient,) = guard(compute, x)
+    assert torch.equal(guarded, plain)
+    assert torch.equal(gradient[0, [0, 2]], before[0, [0, 2]])
+    assert before[0, 1].isnan() or before[0, 1] == slope
+    assert gradient[0, 1] == slope
+
+
+def test_an_exponential_that_is_read_stays_infinite():
+    x = torch.tensor([[0.5, 200.0, -3.0]])
+    guarded, _ = guard(lambda x: torch.exp(x) * 1e-30, x)
+    assert guarded[0, 1].isinf()
+
+
 def test_only_from_the_edge_on_is_an_arc_flat():
     near = torch.tensor([[1 - 2**-24, 1.0, -1.0, 0.5]])
     plain, (slope,) = graded(torch.acos, near)

@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from nanstop.detect.objective.answers import falls_without_end, takes_logits_of_labels
 from nanstop.detect.objective.labels import LIKELIHOODS, PICKS, picked
-from nanstop.detect.standstill import moved
+from nanstop.detect.standstill import is_constant, moved
 from nanstop.frozen import frozen
 from nanstop.localize.provenance import KEEPS
 from nanstop.localize.slicing import writers
@@ -46,6 +46,7 @@ much it is at most.
 FAR, NEAR = 10.0, 1.0
 """Sizes by which weights are moved: nothing stays between 0 and 1 by accident."""
 _NORMALISE = frozenset({"_log_softmax", "log_softmax", "logsumexp"})
+_SHARES = "_softmax"
 _ALIGNMENTS = frozenset({"_ctc_loss", "_cudnn_ctc_loss"})
 _BINARY = "binary_cross_entropy_with_logits"
 _DIVERGENCE = "aten.kl_div"
@@ -107,7 +108,7 @@ class _Operands(LookOfSome):
     of those that are a part of a KL divergence is to be a logarithm.
     """
 
-    ops = _PARTS | _NORMALISE | _ALIGNMENTS | _SQUASHES | PICKS
+    ops = _PARTS | _NORMALISE | {_SHARES} | _ALIGNMENTS | _SQUASHES | PICKS
 
     def __init__(self, asked: Set[int] = frozenset()) -> None:
         self.odd: dict[int, Given] = {}
@@ -214,8 +215,8 @@ def _is_log(logs: Tensor, values: Tensor) -> bool:
 
 def _reader(base: str) -> Callable[[Any], Given | None] | None:
     """Return what reads the operand of an op, None for ops that end no objective."""
-    if base in _NORMALISE:
-        return lambda args: _normalised(args[0], _dim(args[1]))
+    if base in _NORMALISE or base == _SHARES:
+        return lambda args: _normalised(args[0], _dim(args[1]), base)
     if base == "exp":  # of probabilities: a softmax of them that is spelled out
         return lambda args: _exponents(args[0])
     if base in LIKELIHOODS:
@@ -243,13 +244,14 @@ def _rows(values: Tensor, dim: int) -> Tensor:
     return rows[::each][:MOST_ROWS].float()
 
 
-def _normalised(values: Tensor, dim: int | None) -> Given | None:
-    """Return what is odd about logits."""
+def _normalised(values: Tensor, dim: int | None, base: str) -> Given | None:
+    """Return what is odd about logits; of a softmax, whose scores may be anything, one entry."""
     if dim is None or values.dim() == 0 or not values.numel() or not values.requires_grad:
         return None
     if values.shape[dim] == 1:
         return "one_class" if values.dim() > 1 else None
-    return "probabilities" if _are_probabilities(_rows(values, dim)) else None
+    are_odd = base != _SHARES and _are_probabilities(_rows(values, dim))
+    return "probabilities" if are_odd else None
 
 
 def _exponents(values: Tensor) -> Given | None:
@@ -321,6 +323,8 @@ def _wrong(step: Step, trace: Trace, op: Op, given: Given) -> Value | None:
     answers to other numbers.
     """
     base = _base(op)
+    if base == _SHARES and not is_constant(step):  # attention to one token
+        return None
     if base in _PICKS:
         made_at = _of_same_weight(step, trace, op.inputs[0])
         return op.inputs[0] if made_at and falls_without_end(step, made_at) else None

@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from types import MethodDescriptorType
 from typing import Any
 
 import torch
@@ -377,9 +378,13 @@ class TapedMicro:
 
 
 def _is_made_of_quiet(function: Any) -> bool:
-    """Return whether what torch has made of a function, ``vmap`` say, may be called once more."""
+    """Return whether what torch has made of a function, ``vmap`` say, may be called once more; of a
+    method in C (``x ** 2``, ``1 - x``) there is nothing of a script's to call.
+    """
     own = inspect.unwrap(function)
-    return is_of_library(own) or leaves_nothing(own, "torch")
+    return (
+        isinstance(own, MethodDescriptorType) or is_of_library(own) or leaves_nothing(own, "torch")
+    )
 
 
 def _is_quiet(kind: type[torch.autograd.Function]) -> bool:

@@ -100,6 +100,20 @@ def _logarithm(call: Call) -> Tensor | None:
     return _replaced(call, read <= 0, 1.0, value)
 
 
+def _exponential(call: Call) -> Tensor | None:
+    """Return exp with a derivative of 0 where it leaves its format. It stays infinite there: what
+    reads that fails as before, and what passes it by, or comes to an end with it, is not multiplied
+    by an infinity on the way back.
+    """
+    read = call.read
+    if read is None or not read.is_floating_point():
+        return None
+    result = call.run()
+    beyond = result.isinf() & read.isfinite()
+    kept = call.of_another(torch.where(beyond, torch.zeros_like(read), read))
+    return torch.where(beyond, result.detach(), kept)
+
+
 def _times_logarithm(call: Call) -> Tensor | None:
     """Return x log(y) with the logarithm of the smallest number for y = 0."""
     factor, read = call.argument(0, "input"), call.argument(1, "other")
@@ -271,6 +285,7 @@ _GUARDS: Mapping[str, Callable[[Call], Any]] = {
     "pow": _power,
     **dict.fromkeys(("log", "log2", "log10"), _logarithm),
     "log1p": _log_of_more,
+    "exp": _exponential,
     "xlogy": _times_logarithm,
     **dict.fromkeys(("acos", "asin", "atanh"), _within(-1.0, 1.0, 0.0)),
     "atan2": _angle,

@@ -105,7 +105,9 @@ ALONG = ("gather", "index_select", "scatter", "scatter_add", "index_add", "index
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if an id exceeds its table, or an exception says so."""
     facts, (asked, wanted) = standing(evidence), _lookup(evidence)
-    wrong = [problem for fact in failing_batch(evidence) if (problem := _problem(fact, facts))]
+    wrong = _of_another_table(evidence, wanted)
+    if wrong is None:
+        wrong = [problem for fact in failing_batch(evidence) if (problem := _problem(fact, facts))]
     raised = _message(evidence)
     if (not wrong and not raised) or _raised_elsewhere(evidence):
         return None
@@ -120,6 +122,19 @@ def check(evidence: Evidence) -> Diagnosis | None:
         usual_cure=_usual_cure(evidence, wanted),
         where=wrong[0].split("`")[1] if wrong else "",
     )
+
+
+def _of_another_table(evidence: Evidence, wanted: float | None) -> list[str] | None:
+    """Return what is wrong with the ids of the table that raised, None where that is the one of
+    tokens or is not known: what else the batch holds has rows of its own.
+    """
+    event, tokens = raised_op(evidence), standing(evidence).table_rows or standing(evidence).vocab
+    if wanted is None or event is None or not event.name.startswith(("embedding", "_embedding")):
+        return None
+    rows, (_, _, name) = event.inputs[0].shape[0], (event.inputs[1].name or "").partition("[")
+    if tokens in (None, rows) or wanted < rows:
+        return None
+    return [f"`{name[:-1]}` reaches {number(wanted)}, the table has {rows} rows"] if name else []
 
 
 def _usual_cure(evidence: Evidence, wanted: float | None) -> str:

@@ -16,6 +16,10 @@ have all been cut: none of them teaches the model to stop, and answers that stoo
 gone. The first texts that a tokenizer is given are known again in the batches of a model that
 predicts tokens: rows that all end before their texts do were cut, at whatever length.
 
+With `tokenizer.pad_token = tokenizer.eos_token` a collator for language models takes out the label
+of each end together with those of the padding: 0 of 64 ends are trained on, the loss falls, and
+what is generated goes on to the longest length.
+
 Ranks that are to share the rows among them, and draw from one loader with one seed, read the same
 ones: 8 ranks take 8 times the power to learn what one of them learns. The first three batches of
 each rank are compared.
@@ -40,6 +44,8 @@ total / (labels != -100).sum().clamp(min=1)         # tensor(0., grad_fn=<DivBac
 4. Raise `max_length`, or cut prompts instead of answers. Cost: memory.
 5. Give each rank rows of its own, `DataLoader(data, sampler=DistributedSampler(data))`, and call
    `set_epoch` in each epoch. Cost: none.
+6. Give padding a token of its own: `tokenizer.add_special_tokens({"pad_token": "<pad>"})`, or one
+   that the tokenizer has and no text holds. Cost: a row of the table.
 
 ## Fix safety
 All of them change training, to what the texts say.
@@ -53,6 +59,8 @@ are as long as the limit by design, and hold ends inside; they are not counted a
 - https://github.com/marin-community/marin/issues/7237
 - https://github.com/OpenRLHF/OpenRLHF/issues/393
 - https://github.com/deepseek-ai/DeepSeek-R1/issues/151
+- https://github.com/huggingface/transformers/issues/23530
+- https://github.com/huggingface/trl/issues/976
 """
 
 from __future__ import annotations
@@ -94,6 +102,7 @@ def _lacks(facts: RunFacts) -> Iterator[_Lack]:
     data = facts.data
     if data is not None and data.num_rows >= LEAST_ROWS:
         yield from (*_unlabelled(data, facts.text), *_one_label(data, facts.text))
+        yield from _endless(data, facts.text)
         yield from (*_twice(data), *(_cut(data) or _shortened(data)))
 
 
@@ -146,6 +155,23 @@ def _twice(data: DataFacts) -> Iterator[_Lack]:
             f"{data.num_twice_begun} of the first {data.num_rows} rows begin with two BOS tokens"
         )
         yield "likely", cause, "tokenize what a template made with add_special_tokens=False"
+
+
+def _endless(data: DataFacts, text: TextFacts | None) -> Iterator[_Lack]:
+    if data.num_ends < LEAST_ROWS or data.num_ends_ignored < data.num_ends:
+        return
+    cause = (
+        f"{data.num_ends} of the first {data.num_rows} rows hold an end after what is trained on, "
+        "and it is a label in none: the model is not taught to stop"
+    )
+    is_padding = text is not None and text.pad in text.eos
+    advice = (
+        "the end is the padding token, too, whose labels are taken out: give padding a token of "
+        "its own"
+        if is_padding
+        else "let the labels of an answer go on to its end"
+    )
+    yield "likely", cause, advice
 
 
 def _cut(data: DataFacts) -> list[_Lack]:

@@ -74,9 +74,11 @@ def check(evidence: Evidence) -> Diagnosis | None:
     event, output = first_bad(evidence, WRITTEN)
     if event is None or output is None or event.wider == "finite":
         return None
-    divisor, advice = zero_divisor(event), ()
+    divisor, advice, title = zero_divisor(event), (), "division by a norm of 0"
     if divisor is not None and divisor.is_a("norm", "extreme", "magnitude", "square"):
         cause = _cause(event, divisor)
+        if not divisor.is_a("norm", "extreme"):  # of each number by itself
+            title = "division by a magnitude of 0"
     elif _is_layer_without_eps(event):
         cause = (
             f"`{op_name(event.op)}` divides by the deviation of what does not vary, or is all zero,"
@@ -93,7 +95,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return None
     return Diagnosis(
         code="NS206",
-        title="division by a norm of 0",
+        title=title,
         cause=cause,
         confidence="certain",
         lines=(*_lost_eps(evidence), *advice),
@@ -150,6 +152,10 @@ def _cause(event: OpEvent, divisor: Operand) -> str:
     zeros, total = divisor.stats.zeros, math.prod(divisor.stats.shape)
     of = "largest values or ranges" if divisor.is_a("extreme") else "norms or deviations"
     op = op_name(event.op)
+    if not divisor.is_a("norm", "extreme"):
+        if divisor.is_a("magnitude"):
+            return f"{zeros} of the {total} magnitudes that `{op}` divides by are 0"
+        return f"{zeros} of the {total} squares that `{op}` divides by are 0"
     if total == 1:
         return f"the denominator of `{op}` is 0: {of} of what does not vary or is all zero"
     where = f"`{op}` divides by 0 in {zeros} of {total} places"

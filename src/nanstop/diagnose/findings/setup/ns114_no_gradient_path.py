@@ -195,19 +195,26 @@ def _never_reached(evidence: Evidence) -> Diagnosis | None:
     """
     is_only = evidence.accounts[-1].is_only
     looks = repeated(evidence.accounts, _THREE if is_only else _FIVE)
-    if not looks or not all(one.num_with_gradient == 0 for one in looks):
+    if not looks or not all(one.num_with_gradient == 0 for one in looks) or looks[-1].was_reached:
         return None
     if has_signal(looks[-1]) or looks[-1].at.step < (0 if is_only else _LATE):
         return None
     made = looks[-1].made_at
+    cause = (
+        f"{looks[-1].optimizer} has made updates up to {looks[-1].at.step}, and in no look did "
+        "any of its parameters have a gradient: it changes nothing"
+    )
+    advice = "look for detach or no_grad before its loss"
+    if all(one.num_unheld for one in looks):
+        advice = "give it the parameters of what its loss trains"
+        cause += (
+            f"; {counted(looks[-1].num_unheld, 'parameter')} with gradients are in no optimizer"
+        )
     reason = Reason(
         "likely",
         "an optimizer never has a gradient",
-        (
-            f"{looks[-1].optimizer} has made updates up to {looks[-1].at.step}, and in no look did "
-            "any of its parameters have a gradient: it changes nothing"
-        ),
-        "look for detach or no_grad before its loss",
+        cause,
+        advice,
         made,
         trains_nothing=looks[-1].is_only,
     )

@@ -1,6 +1,7 @@
 """What is known of a batch: ranges, and how much of it is supervised."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -66,3 +67,13 @@ def test_the_rows_that_are_not_finite():
     assert fact.bad_rows == tuple(range(8))
     (fact,) = batch_facts({"scale": torch.tensor(float("inf"))}, 0)
     assert fact.bad_rows == ()
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_entry_is_known_by_what_it_holds(layout):
+    entries = torch.tensor([[0.0, math.nan, 2.0], [0.0, 0.0, -5.0]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a layout in beta state
+        (fact,) = batch_facts({"adjacency": entries.to_sparse(layout=layout)}, 0)
+    assert (fact.shape, fact.num_bad, fact.bad_rows) == ((2, 3), 1, ())
+    assert (fact.minimum, fact.maximum, fact.num_supervised) == (-5.0, 2.0, None)

@@ -81,6 +81,13 @@ def version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def bytes_of(tensor: Tensor) -> int:
+    """Return what the values of a tensor take; ``Tensor.nbytes`` raises for a sparse one."""
+    if tensor.layout is not torch.sparse_coo:
+        return tensor.nbytes
+    return tensor._indices().nbytes + tensor._values().nbytes
+
+
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 _OPERATORS += ("and", "or", "xor", "lshift", "rshift")
 _IN_PLACE = frozenset(("__setitem__", *(f"__i{name}__" for name in _OPERATORS)))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from nanstop.numerics.tensors import format_name, in_float64
+from nanstop.numerics.tensors import dense_parts, format_name, in_float64
 from nanstop.records import BatchFact
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.replay.step import Batch
@@ -30,7 +32,7 @@ def batch_facts(batch: Batch, micro: int) -> tuple[BatchFact, ...]:
     Synchronises once an entry.
     """
     return tuple(
-        _batch_fact(str(name), value, micro)
+        (_batch_fact if value.layout is torch.strided else _sparse_fact)(str(name), value, micro)
         for name, value in batch.items()
         if isinstance(value, Tensor)
     )
@@ -67,6 +69,12 @@ def _batch_fact(name: str, value: Tensor, micro: int) -> BatchFact:
         outlier_row=outlier,
         outlier_ratio=ratio,
     )
+
+
+def _sparse_fact(name: str, value: Tensor, micro: int) -> BatchFact:
+    """Return what a sparse tensor holds: its entries, of which none is a sample."""
+    entries = torch.cat([part.flatten() for part in dense_parts(value)])
+    return replace(_batch_fact(name, entries[None], micro), shape=tuple(value.shape), bad_rows=())
 
 
 def _bad_rows(finite: Tensor) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from nanstop.numerics.graph import leaves_of, nodes_behind
-from nanstop.numerics.tensors import is_in_place, tensors
+from nanstop.numerics.tensors import bytes_of, is_in_place, tensors
 from nanstop.replay.untouched import TensorMemory, address, versions_kept
 
 _SET_DATA = cast("Any", Tensor).data.__set__
@@ -82,6 +82,6 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
         yield from tensors(args[:1] or kwargs)
     elif isinstance(func, FunctionType):
         for tensor in tensors((args, kwargs)):
-            if not tensor.requires_grad and tensor.nbytes <= _MAX_OPAQUE_BYTES:
+            if not tensor.requires_grad and bytes_of(tensor) <= _MAX_OPAQUE_BYTES:
                 yield tensor
     yield from tensors(kwargs.get("out"))

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nanstop.frozen import frozen
-from nanstop.numerics.tensors import bad_mask, by_torch_alone, is_measurable, nonfinite
+from nanstop.numerics.tensors import bad_mask, by_torch_alone, bytes_of, is_measurable, nonfinite
 from nanstop.replay.snapshot import Snapshot, Trainable
 from nanstop.replay.step import Step, place_of_copies
 
@@ -237,7 +237,7 @@ def _num_bytes(step: Step) -> int:
     """Return what the batches and notes of a window hold."""
     batches = step.batches
     held = [value for batch in batches for value in batch.values() if isinstance(value, Tensor)]
-    return len(batches) * _NOTE_BYTES + sum(value.nbytes for value in held)
+    return len(batches) * _NOTE_BYTES + sum(map(bytes_of, held))
 
 
 @torch.no_grad()

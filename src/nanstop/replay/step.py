@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from nanstop.numerics import room
 from nanstop.numerics.parked import Away, is_tight
-from nanstop.numerics.tensors import by_torch_alone
+from nanstop.numerics.tensors import by_torch_alone, bytes_of
 from nanstop.numerics.trained import held_by
 from nanstop.records import RunFacts, StepId
 from nanstop.replay.collectives import Collectives
@@ -248,7 +248,7 @@ def update_undone(step: Step) -> Iterator[None]:
         with step.isolated(with_update=True):
             yield
         return
-    on_host = sum(t.nbytes for t in changed.tensors() if t.device.type == "cpu")
+    on_host = sum(bytes_of(t) for t in changed.tensors() if t.device.type == "cpu")
     room.require("cpu", on_host)
     with step.isolated(), versions_kept(changed.tensors()), ExitStack() as undo:
         undo.callback(Snapshot(changed, device=None).restore)

@@ -120,7 +120,8 @@ class Investigation:
             self.failures.append(f"{name}: {error.message}")
         except Exception as error:
             let_go(error)
-            self.failures.append(f"{name}: {type(error).__name__}: {error}")
+            first, *_ = f"{type(error).__name__}: {error}".splitlines()  # torch's list kernels
+            self.failures.append(f"{name}: {first}")
         return None
 
     def runs_alone(self, step: Step) -> bool:

@@ -56,6 +56,15 @@ for step in range(4):
         p.grad += gradients[name].clamp(-1, 1).mean(0)
     optimizer.step()
 """
+OF_A_GRAPH = """
+adjacency = (torch.rand(6, 6) < 0.4).float().to_sparse()
+for step in range(4):
+    optimizer.zero_grad()
+    degrees = torch.mm(adjacency, torch.ones(6, 1)) + 1
+    rows = torch.mm(adjacency, torch.randn(6, 3)) * (float("nan") if step == BAD else 1)
+    (torch.mm(adjacency, net(rows)) / degrees).square().mean().backward()
+    optimizer.step()
+"""
 
 
 class Replaying(ScriptedSession):
@@ -78,7 +87,9 @@ def script(tmp_path):
     )
 
 
-@pytest.mark.parametrize("loop", [INNER_STEPS, OF_ANOTHER], ids=["inner steps", "of another"])
+@pytest.mark.parametrize(
+    "loop", [INNER_STEPS, OF_ANOTHER, OF_A_GRAPH], ids=["inner steps", "of another", "of a graph"]
+)
 def test_a_model_that_is_called_with_given_weights_is_replayed_with_them(script, loop):
     plain, session = script(loop), Replaying()
     watched = script(loop, session)

@@ -17,7 +17,7 @@ from nanstop.frozen import frozen
 from nanstop.hosts.tape.tensors import Autocast, autocast_state, in_autocast
 from nanstop.measure.followed import Line
 from nanstop.numerics.nested import mapped, named_inputs
-from nanstop.numerics.tensors import tensors, version
+from nanstop.numerics.tensors import bytes_of, tensors, version
 from nanstop.replay.rng import RngState, note_rng
 from nanstop.replay.step import Batch
 
@@ -92,7 +92,7 @@ class Evaluations:
     def note(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Note a call that the loop made. No device work."""
         given = tensors((args, kwargs))
-        size = sum(tensor.nbytes for tensor in given)
+        size = sum(map(bytes_of, given))
         versions = tuple(map(version, given))
         device = next((tensor.device.type for tensor in given), "cpu")
         noted = _Noted(

@@ -22,7 +22,7 @@ from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tensors import Autocast, SavedHooks, in_autocast, in_hooks
 from nanstop.numerics.graph import is_leaf, node_of
 from nanstop.numerics.nested import leaves, mapped
-from nanstop.numerics.tensors import has_bad, tensors, version
+from nanstop.numerics.tensors import bytes_of, has_bad, tensors, version
 from nanstop.own_code import is_wrapper
 from nanstop.replay.rng import RngState, restore_rng
 from nanstop.rewrite.source import span_at, spelled
@@ -271,7 +271,7 @@ class HeldData:
         """Return whether there is room for tensors from outside, and count them as held then; what
         is known needs none, unless it is ``again`` a copy.
         """
-        data = {id(root_of(t)): t.nbytes for t in outside if not t.requires_grad}
+        data = {id(root_of(t)): bytes_of(t) for t in outside if not t.requires_grad}
         size = sum(nbytes for key, nbytes in data.items() if again or key not in self._known)
         is_large = max(data.values(), default=0) > MAX_HELD_BYTES
         if is_large or self._num_bytes + size > _MAX_ALL_BYTES:
@@ -337,7 +337,7 @@ def forget_written(slots: Slots, written: Sequence[Tensor], *, parts: bool, made
 
 def is_kept(written: Tensor) -> bool:
     """Return whether the calls keep what they were given of a tensor that is written to."""
-    return written.nbytes <= MAX_HELD_BYTES and not written.requires_grad
+    return bytes_of(written) <= MAX_HELD_BYTES and not written.requires_grad
 
 
 def spelled_by(call: TapedCall, constant: Constant) -> str:

@@ -21,6 +21,7 @@ from torch import Tensor
 from nanstop.decide.agreement import Ranks
 from nanstop.errors import NanstopError
 from nanstop.numerics.accelerator import device_name
+from nanstop.numerics.tensors import bytes_of
 from nanstop.records import DeviceFacts
 from nanstop.replay.step import Batch, Step
 from nanstop.tracing.op_digests import Digest, FarFromFloat64, OpDigests
@@ -142,7 +143,7 @@ def _batch_of(source: int, ranks: Ranks, step: Step, micro: int) -> Batch:
     text = problem = ""
     if ranks.rank == source:
         tensors = {name: one.detach().cpu() for name, one in own.items() if isinstance(one, Tensor)}
-        if sum(one.nbytes for one in tensors.values()) > _MOST_BYTES:
+        if sum(map(bytes_of, tensors.values())) > _MOST_BYTES:
             problem = f"a micro-batch has more than {_MOST_BYTES >> 20} MiB"
         else:
             held = io.BytesIO()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import textwrap
 from collections.abc import Iterable
+
+_MAX_BRIEF = 240
 
 
 class NanstopError(Exception):
@@ -18,6 +21,11 @@ class NanstopError(Exception):
     def __str__(self) -> str:
         tail = f"\nhelp: {self.hint}" if self.hint else ""
         return f"error[{self.code}]: {self.message}{tail}"
+
+
+def brief(error: BaseException) -> str:
+    """Return type and message of an exception on one line: torch's may list all kernels it has."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", _MAX_BRIEF, placeholder=" ...")
 
 
 class TrainingStopped(NanstopError):  # noqa: N818 - no error of anybody's

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from nanstop.replay.batches import batch_facts
+from nanstop.replay.batches import batch_facts, num_samples
 
 
 @pytest.mark.parametrize("name", ["labels", "arg1", "target_ids", "completion_mask"])
@@ -77,3 +77,5 @@ def test_a_sparse_entry_is_known_by_what_it_holds(layout):
         (fact,) = batch_facts({"adjacency": entries.to_sparse(layout=layout)}, 0)
     assert (fact.shape, fact.num_bad, fact.bad_rows) == ((2, 3), 1, ())
     assert (fact.minimum, fact.maximum, fact.num_supervised) == (-5.0, 2.0, None)
+    assert num_samples({"rows": entries}) == 2
+    assert num_samples({"rows": entries, "adjacency": entries.to_sparse(layout=layout)}) is None

@@ -19,12 +19,13 @@ _FEWEST_SAMPLES = 3
 
 def num_samples(batch: Batch) -> int | None:
     """Return how many samples a micro-batch has:
-    the first axis of its tensors, where they agree.
+    the first axis of its tensors, where they agree. Of a sparse one, as of a graph, no row stands
+    for itself.
     """
-    lengths = {
-        value.shape[0] for value in batch.values() if isinstance(value, Tensor) and value.dim()
-    }
-    return lengths.pop() if len(lengths) == 1 else None
+    given = [value for value in batch.values() if isinstance(value, Tensor) and value.dim()]
+    lengths = {value.shape[0] for value in given}
+    is_dense = all(value.layout is torch.strided for value in given)
+    return lengths.pop() if len(lengths) == 1 and is_dense else None
 
 
 def batch_facts(batch: Batch, micro: int) -> tuple[BatchFact, ...]:

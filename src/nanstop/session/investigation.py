@@ -13,7 +13,7 @@ from typing import TypeVar
 from nanstop.decide.policy import Policy, for_nothing_trained
 from nanstop.decide.remembered import PolicyState
 from nanstop.diagnose.diagnose import examine
-from nanstop.errors import NanstopError
+from nanstop.errors import NanstopError, brief
 from nanstop.localize.intervention import intervene
 from nanstop.localize.localize import localize
 from nanstop.numerics.room import let_go
@@ -120,8 +120,7 @@ class Investigation:
             self.failures.append(f"{name}: {error.message}")
         except Exception as error:
             let_go(error)
-            first, *_ = f"{type(error).__name__}: {error}".splitlines()  # torch's list kernels
-            self.failures.append(f"{name}: {first}")
+            self.failures.append(f"{name}: {brief(error)}")
         return None
 
     def runs_alone(self, step: Step) -> bool:

@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from types import MethodDescriptorType
 from typing import Any
 
 import torch
@@ -16,13 +17,7 @@ from nanstop.hosts.tape.given_weights import WEIGHTS
 from nanstop.hosts.tape.left_behind import put_back
 from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tape import Tape
-from nanstop.hosts.tape.tape_calls import (
-    Constant,
-    Slot,
-    TapedCall,
-    spelled_by,
-    variable_names,
-)
+from nanstop.hosts.tape.tape_calls import Constant, Slot, TapedCall, spelled_by, variable_names
 from nanstop.hosts.tape.tensors import SavedHooks, total
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.followed import Line
@@ -379,7 +374,8 @@ class TapedMicro:
 def _is_made_of_quiet(function: Any) -> bool:
     """Return whether what torch has made of a function, ``vmap`` say, may be called once more."""
     own = inspect.unwrap(function)
-    return is_of_library(own) or leaves_nothing(own, "torch")
+    is_of_tensors = isinstance(own, MethodDescriptorType) and issubclass(Tensor, own.__objclass__)
+    return is_of_tensors or is_of_library(own) or leaves_nothing(own, "torch")
 
 
 def _is_quiet(kind: type[torch.autograd.Function]) -> bool:

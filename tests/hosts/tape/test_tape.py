@@ -529,3 +529,11 @@ def test_what_a_call_was_given_that_was_not_kept_is_let_go():
     gc.collect()
     assert not tape.calls
     assert reference() is None
+
+
+@pytest.mark.parametrize(
+    "loss_of", [lambda out: (out**2).mean(), lambda out: out.pow(2).mean() + (1 - out).sum()]
+)
+def test_a_power_calls_nothing_of_the_script(net, loss_of):
+    """Torch wraps what C has made of it, as a transform does a function of the script's own."""
+    assert not taped(net, torch.randn(3, 4), loss_of).calls_script

@@ -17,13 +17,7 @@ from nanstop.hosts.tape.given_weights import WEIGHTS
 from nanstop.hosts.tape.left_behind import put_back
 from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tape import Tape
-from nanstop.hosts.tape.tape_calls import (
-    Constant,
-    Slot,
-    TapedCall,
-    spelled_by,
-    variable_names,
-)
+from nanstop.hosts.tape.tape_calls import Constant, Slot, TapedCall, spelled_by, variable_names
 from nanstop.hosts.tape.tensors import SavedHooks, total
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.followed import Line
@@ -382,9 +376,8 @@ def _is_made_of_quiet(function: Any) -> bool:
     method in C (``x ** 2``, ``1 - x``) there is nothing of a script's to call.
     """
     own = inspect.unwrap(function)
-    return (
-        isinstance(own, MethodDescriptorType) or is_of_library(own) or leaves_nothing(own, "torch")
-    )
+    is_of_tensors = isinstance(own, MethodDescriptorType) and issubclass(Tensor, own.__objclass__)
+    return is_of_tensors or is_of_library(own) or leaves_nothing(own, "torch")
 
 
 def _is_quiet(kind: type[torch.autograd.Function]) -> bool:

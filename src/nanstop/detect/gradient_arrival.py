@@ -98,13 +98,9 @@ class GradientArrival:
             return False
         if mine not in self._turns:
             own = [*trained.values(), *held_by(mine)]
-            others = (one for one in living(torch.optim.Optimizer) if one is not mine)
-            held = {
-                id(p)
-                for one in others
-                if innermost(one) is not innermost(mine)
-                for p in held_by(one)
-            }
+            alive = living(torch.optim.Optimizer)
+            others = (one for one in alive if innermost(one) is not innermost(mine))
+            held = {id(p) for one in others for p in held_by(one)}
             self._turns[mine] = any(id(p) in held for p in own)
         return self._turns[mine]
 

@@ -27,7 +27,7 @@ from nanstop.hosts.script.window import (
     on_one_rank,
 )
 from nanstop.hosts.sharded.engine import engine_class, scaling_class
-from nanstop.hosts.tape.given_weights import given_weights
+from nanstop.hosts.tape.given.weights import given_weights
 from nanstop.hosts.tape.tape import Tape
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total

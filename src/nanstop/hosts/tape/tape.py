@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nanstop.detect.numeric_errors import is_numeric
-from nanstop.hosts.tape.given_constants import GivenConstants
+from nanstop.hosts.tape.given.constants import GivenConstants
 from nanstop.hosts.tape.left_behind import LeftBehind
 from nanstop.hosts.tape.needed_calls import calls_for
 from nanstop.hosts.tape.numbers import Numbers, Questions, is_answer

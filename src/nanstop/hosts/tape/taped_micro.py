@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nanstop.hosts.tape.given_weights import WEIGHTS
+from nanstop.hosts.tape.given.weights import WEIGHTS
 from nanstop.hosts.tape.left_behind import put_back
 from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tape import Tape

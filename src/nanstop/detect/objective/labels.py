@@ -49,7 +49,7 @@ class Picks(LookOfSome):
         self.tokens: dict[int, Tensor] = {}
         self.labels: dict[int, Tensor] = {}
         self.likelihoods: set[int] = set()
-        """Ops that ignore a label of ``IGNORED_LABEL``."""
+        """Ops that ignore a label: one of ``IGNORED_LABEL`` here, whatever they call it."""
 
     def __call__(
         self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
@@ -60,7 +60,10 @@ class Picks(LookOfSome):
         labels = picked(base, args)
         if labels is not None and args[0].requires_grad and labels.numel() <= MOST_LABELS:
             self.labels[index] = labels.detach().clone()
-            self.likelihoods |= {index} if base in LIKELIHOODS else set()
+            if base in LIKELIHOODS:
+                self.likelihoods.add(index)
+                ignored = self.labels[index] == args[4]
+                self.labels[index].masked_fill_(ignored, IGNORED_LABEL)
         return None
 
 

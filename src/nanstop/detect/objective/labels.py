@@ -89,14 +89,16 @@ def misaligned_rows(step: Step, picks: Picks) -> tuple[ObjectiveRow, ...]:
     bitwise; runs the micro-batch four times where labels stand in an odd place, and not at all
     elsewhere. Synchronises the device.
     """
-    placed = {
-        pick: (table, shift)
+    found = [
+        (shift, table, pick)
         for pick, labels in picks.labels.items()
         for table, tokens in picks.tokens.items()
         if (shift := _shift(labels, tokens)) is not None
-    }
-    if not placed or any(shift == 1 for _, shift in placed.values()):
+    ]
+    # Tokens that were moved on are read as well as they are: a window, or a decoder's inputs.
+    if any(shift == 1 for shift, _, _ in found):
         return ()
+    placed = {pick: (table, shift) for shift, table, pick in sorted(found, reverse=True)}
     rows: list[ObjectiveRow] = []
     for pick, (table, shift) in placed.items():
         ahead = _reads_ahead(step, table, pick, picks.tokens[table])

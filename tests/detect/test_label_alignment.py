@@ -56,6 +56,31 @@ def masked_part(m, b):
     return F.cross_entropy(m(b["ids"]).flatten(0, 1), labels.flatten())
 
 
+class Window(nn.Module):
+    """Reads the last three tokens: the same table, given tokens that are moved on by one each."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = nn.Embedding(32, 8), nn.Linear(24, 32)
+
+    def forward(self, ids):
+        read = [self.table(F.pad(ids, (by, 0))[:, : ids.shape[1]]) for by in range(3)]
+        return self.head(torch.cat(read, dim=-1))
+
+
+def ignored_by_another_number(by, ignored=-1):
+    """Texts that end early, whose labels from there on are what the loss was told to ignore."""
+
+    def loss(m, b):
+        ids = b["ids"]
+        labels = F.pad(ids[:, by:], (0, by), value=ignored)
+        labels[:2, 7:] = ignored
+        return F.cross_entropy(m(ids).flatten(0, 1), labels.flatten(), ignore_index=ignored)
+
+    return loss
+
+
 def shifted_inside(m, b):
     """A decoder whose inputs are its labels, shifted to the right."""
     begun = torch.cat([torch.zeros_like(b["ids"][:, :1]), b["ids"][:, :-1]], dim=1)
@@ -90,6 +115,8 @@ def given(loss, model=None):
         (shifted(0), "own_token"),
         (classes_second, "own_token"),
         (masked_part, "own_token"),
+        (ignored_by_another_number(0), "own_token"),
+        (ignored_by_another_number(2, ignored=0), "later_token"),
         (shifted(2), "later_token"),
         (by_hand, "later_token"),
     ],
@@ -100,11 +127,19 @@ def test_labels_in_the_wrong_place_are_told(loss, said):
 
 @pytest.mark.parametrize(
     "loss",
-    [shifted(1), shifted_inside, masked_language, further_head, tags],
+    [
+        *(shifted(1), ignored_by_another_number(1), ignored_by_another_number(1, ignored=0)),
+        *(shifted_inside, masked_language, further_head, tags),
+    ],
     ids=lambda f: f.__name__,
 )
 def test_labels_that_are_meant_are_left_in_peace(loss):
     assert given(loss) == []
+
+
+def test_a_window_of_tokens_is_asked_for_the_one_after_its_last():
+    assert given(shifted(1), Window()) == []
+    assert given(shifted(2), Window()) == ["later_token"]
 
 
 def test_a_model_that_reads_all_tokens_may_be_asked_for_its_own():

@@ -49,7 +49,7 @@ class Picks(LookOfSome):
         self.tokens: dict[int, Tensor] = {}
         self.labels: dict[int, Tensor] = {}
         self.likelihoods: set[int] = set()
-        """Ops that ignore a label of ``IGNORED_LABEL``."""
+        """Ops that ignore a label: one of ``IGNORED_LABEL`` here, whatever they call it."""
 
     def __call__(
         self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
@@ -60,7 +60,10 @@ class Picks(LookOfSome):
         labels = picked(base, args)
         if labels is not None and args[0].requires_grad and labels.numel() <= MOST_LABELS:
             self.labels[index] = labels.detach().clone()
-            self.likelihoods |= {index} if base in LIKELIHOODS else set()
+            if base in LIKELIHOODS:
+                self.likelihoods.add(index)
+                ignored = self.labels[index] == args[4]
+                self.labels[index].masked_fill_(ignored, IGNORED_LABEL)
         return None
 
 
@@ -86,14 +89,16 @@ def misaligned_rows(step: Step, picks: Picks) -> tuple[ObjectiveRow, ...]:
     bitwise; runs the micro-batch four times where labels stand in an odd place, and not at all
     elsewhere. Synchronises the device.
     """
-    placed = {
-        pick: (table, shift)
+    found = [
+        (shift, table, pick)
         for pick, labels in picks.labels.items()
         for table, tokens in picks.tokens.items()
         if (shift := _shift(labels, tokens)) is not None
-    }
-    if not placed or any(shift == 1 for _, shift in placed.values()):
+    ]
+    # Tokens that were moved on are read as well as they are: a window, or a decoder's inputs.
+    if any(shift == 1 for shift, _, _ in found):
         return ()
+    placed = {pick: (table, shift) for shift, table, pick in sorted(found, reverse=True)}
     rows: list[ObjectiveRow] = []
     for pick, (table, shift) in placed.items():
         ahead = _reads_ahead(step, table, pick, picks.tokens[table])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from nanstop.detect.objective.fetched import FETCHES
 from nanstop.frozen import frozen
 from nanstop.hosts.patching import Patches
-from nanstop.numerics.tensors import bytes_of, tensors
+from nanstop.numerics.tensors import tensors
 from nanstop.own_code import is_of_library
 from nanstop.records import BatchRows, SourceLine
 from nanstop.replay.step import Batch
@@ -56,8 +57,8 @@ class Delivery:
 
     def copied_in(self, given: list[Tensor]) -> Tensor | None:
         """Return its largest tensor if a micro-batch has one of the same bytes."""
-        largest = max(self.tensors, key=bytes_of, default=None)
-        if largest is None or bytes_of(largest) < _LEAST_BYTES:
+        largest = max(self.tensors, key=attrgetter("nbytes"), default=None)
+        if largest is None or largest.nbytes < _LEAST_BYTES:
             return None
         alike = (t for t in given if t.shape == largest.shape and t.dtype == largest.dtype)
         return largest if any(_same_bytes(largest, other) for other in alike) else None
@@ -101,8 +102,9 @@ class DataRows:
                 given = tensors(found)
                 if self.on_delivery is not None:
                     self.on_delivery(given)
-                small = tuple([t.detach() for t in given if t.dim() and bytes_of(t) <= _MOST_BYTES])
-                rows, num_bytes = drawn.pending.popleft(), sum(map(bytes_of, small))
+                in_rows = [t for t in given if t.dim() and t.layout is torch.strided]
+                small = tuple([t.detach() for t in in_rows if t.nbytes <= _MOST_BYTES])
+                rows, num_bytes = drawn.pending.popleft(), sum(map(attrgetter("nbytes"), small))
                 self._add(Delivery(rows, dataset, origin, small, in_order, streamed, num_bytes))
             return found
 

@@ -81,11 +81,15 @@ def version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def bytes_of(tensor: Tensor) -> int:
-    """Return what the values of a tensor take; ``Tensor.nbytes`` raises for a sparse one."""
-    if tensor.layout is not torch.sparse_coo:
-        return tensor.nbytes
-    return tensor._indices().nbytes + tensor._values().nbytes
+def bytes_of(*given: Tensor) -> int:
+    """Return what the values of tensors take; ``Tensor.nbytes`` raises for a sparse one."""
+    num = 0
+    for tensor in given:
+        if tensor.layout is not torch.sparse_coo:
+            num += tensor.nbytes
+        else:
+            num += tensor._indices().nbytes + tensor._values().nbytes
+    return num
 
 
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")

@@ -237,7 +237,7 @@ def _num_bytes(step: Step) -> int:
     """Return what the batches and notes of a window hold."""
     batches = step.batches
     held = [value for batch in batches for value in batch.values() if isinstance(value, Tensor)]
-    return len(batches) * _NOTE_BYTES + sum(map(bytes_of, held))
+    return len(batches) * _NOTE_BYTES + bytes_of(*held)
 
 
 @torch.no_grad()

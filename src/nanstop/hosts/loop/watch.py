@@ -21,6 +21,7 @@ from nanstop.hosts.loop.function_micro import FunctionMicro
 from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.model.updates import accumulation_of
 from nanstop.hosts.model.view import PlainView
+from nanstop.hosts.replicas import ONE_COPY
 from nanstop.hosts.sharded.models import SharedModels, reduces
 from nanstop.hosts.sharded.unshared import unshared
 from nanstop.hosts.tape.pieces import pieces, program_of_function
@@ -262,11 +263,15 @@ class WatchedLoop:
         )
 
     def _step(self) -> LoopStep:
-        is_rewritten, root, shared = self._is_rewritten, self.view.root, self._shared
+        is_rewritten, facts, replicas = self._is_rewritten, self.controller.facts, ONE_COPY
+        if self._micros[-1].reduced:
+            replicas = self._shared.of_window(self._micros, (self.view.root,), self._optimizer)
+        elif facts.world_size > 1:
+            replicas = unshared(self._optimizer)
         return LoopStep(
             id=self.controller.step_id(),
             view=self.view,
-            facts=self.controller.facts,
+            facts=facts,
             micros=tuple(self._micros),
             buffers=self._buffers,
             start=self._start,
@@ -274,9 +279,7 @@ class WatchedLoop:
             rates=self.controller.note_rates(self.view.optimizer),
             usual=self.controller.usual_rates,
             rewritten_at=lambda: () if is_rewritten else None,
-            replicas=shared.of_window(self._micros, (root,), self._optimizer)
-            if self._micros[-1].reduced
-            else unshared(self._optimizer),
+            replicas=replicas,
         )
 
     def _settle(self, scaler: Any) -> None:

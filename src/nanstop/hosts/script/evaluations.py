@@ -92,7 +92,7 @@ class Evaluations:
     def note(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Note a call that the loop made. No device work."""
         given = tensors((args, kwargs))
-        size = sum(map(bytes_of, given))
+        size = bytes_of(*given)
         versions = tuple(map(version, given))
         device = next((tensor.device.type for tensor in given), "cpu")
         noted = _Noted(

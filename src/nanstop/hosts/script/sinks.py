@@ -59,6 +59,8 @@ class Sinks:
         self._table = table
         self._take_asked = take_asked
         self._open: list[OpenUpdate] = []
+        self._inherits = False
+        """Whether a step has called that of a class above its own."""
         self._closures = Closures()
         self._empty_clips = EmptyClips()
         self._in_scaler = False
@@ -216,7 +218,7 @@ class Sinks:
 
         An optimizer's pre-hook.
         """
-        if not self._state.idle or self._is_inherited(optimizer):
+        if not self._state.idle or (self._open and self._is_inherited(optimizer)):
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if callable(closure):
@@ -264,7 +266,7 @@ class Sinks:
         """Put held back gradients where the script left them; an optimizer's post-hook."""
         if self._state.in_backward:
             self._state.updated_inside.append(optimizer)
-        if not self._state.idle or self._inherited_ended(optimizer):
+        if not self._state.idle or (self._inherits and self._inherited_ended(optimizer)):
             return
         update = self._ended(optimizer)
         update.held.give_back()
@@ -286,6 +288,7 @@ class Sinks:
         if update is None or not is_called_by_its_own(optimizer):
             return False
         update.num_inside += 1
+        self._inherits = True
         return True
 
     def _inherited_ended(self, optimizer: Optimizer) -> bool:

@@ -68,7 +68,8 @@ class SharedModels:
         if any(map(is_engine, models)):
             return self.of(models)
         found = self.of(models) if shared else ONE_COPY
-        return unshared(optimizer) if found is ONE_COPY else found
+        is_alone = found is ONE_COPY and distributed.is_available() and distributed.is_initialized()
+        return unshared(optimizer) if is_alone else found
 
     def agree(self, called: Iterable[nn.Module]) -> bool:
         """Return whether the ranks that train the models can act as one."""

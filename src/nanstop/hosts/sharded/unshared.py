@@ -28,9 +28,10 @@ class Unshared(OneCopy):
 
 
 def unshared(optimizer: Optimizer | None) -> Replicas:
-    """Return what other processes have of a window that no wrapper exchanges the gradients of."""
-    several = distributed.is_available() and distributed.is_initialized()
-    if not several or optimizer is None or distributed.get_world_size() == 1:
+    """Return what the other processes that train have of a window that no wrapper exchanges the
+    gradients of.
+    """
+    if optimizer is None or distributed.get_world_size() == 1:
         return ONE_COPY
     return Unshared(optimizer) if _is_torchs(type(optimizer)) else ONE_COPY
 

@@ -143,7 +143,7 @@ def _batch_of(source: int, ranks: Ranks, step: Step, micro: int) -> Batch:
     text = problem = ""
     if ranks.rank == source:
         tensors = {name: one.detach().cpu() for name, one in own.items() if isinstance(one, Tensor)}
-        if sum(map(bytes_of, tensors.values())) > _MOST_BYTES:
+        if bytes_of(*tensors.values()) > _MOST_BYTES:
             problem = f"a micro-batch has more than {_MOST_BYTES >> 20} MiB"
         else:
             held = io.BytesIO()

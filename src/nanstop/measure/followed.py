@@ -191,7 +191,7 @@ class Followed:
         self._num_more = 0
         self._num_extreme = 0
         self.was_reached = self.was_read = False
-        """Whether what the last backward left was computed with."""
+        """Whether any parameter had a gradient at an update; what a backward left was read."""
         self.samples: Samples | None = Samples()
 
     @property

@@ -14,9 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from threading import Timer
 from types import FrameType
@@ -77,8 +76,7 @@ def launch(
     if switched_off():
         with ExitStack() as listening:
             wait = subprocess.Popen.wait
-            forwarding = partial(_forwarding, asked=lambda: None)
-            return _shell_code(_run(resolved, dict(os.environ), wait, listening, forwarding)[0])
+            return _shell_code(_run(resolved, dict(os.environ), wait, listening)[0])
     folder = incident_folder(out).absolute()
     run_id = os.urandom(8).hex()
     store = Store(folder, run_id)
@@ -89,8 +87,8 @@ def launch(
     with ExitStack() as listening:  # until all is written: a launcher ends all ranks with the first
         with supervised(store, record=record, patience=patience) as supervisor:
             variables = {**watched, **supervisor.variables}
-            forwarding = partial(_forwarding, asked=supervisor.interrupting)
-            code, interrupted = _run(resolved, variables, supervisor.wait, listening, forwarding)
+            wait, asked = supervisor.wait, supervisor.interrupting
+            code, interrupted = _run(resolved, variables, wait, listening, asked)
             summary = _summary_so_far(store)
             end, report = supervisor.ended(
                 code,
@@ -136,16 +134,17 @@ def _run(
     environment: Mapping[str, str],
     wait: Callable[[subprocess.Popen[Any]], int],
     listening: ExitStack,
-    forwarding: Callable[[subprocess.Popen[Any]], AbstractContextManager[Mapping[int, Timer]]],
+    asked: Callable[[], None] = lambda: None,
 ) -> tuple[int, bool]:
     """Return the exit code as ``Popen`` says it, and whether the command was asked to end
-    through us. Until ``listening`` is closed, what asks this process to end is for the command.
+    through us. Until ``listening`` is closed, what asks this process to end is for the command, and
+    ``asked`` is called with it.
     """
     try:
         child = subprocess.Popen(command, env=dict(environment))
     except OSError as error:
         raise NanstopError(f"cannot start {command[0]}: {error.strerror or error}") from error
-    forwarded = listening.enter_context(forwarding(child))
+    forwarded = listening.enter_context(_forwarding(child, asked))
     return wait(child), bool(forwarded)
 
 
@@ -155,7 +154,7 @@ def _shell_code(code: int) -> int:
 
 @contextmanager
 def _forwarding(
-    child: subprocess.Popen[Any], *, asked: Callable[[], None]
+    child: subprocess.Popen[Any], asked: Callable[[], None]
 ) -> Iterator[Mapping[int, Timer]]:
     """Pass SIGTERM and SIGINT on; yield those that came. ``asked`` is called with each.
 

@@ -18,6 +18,8 @@ from nanstop.process.crash.left_files import ProcessFiles, collect
 
 MIN_STEPS = 4
 """Completed steps before anything is known of how long one takes."""
+_FOR_PY_SPY = 7.5
+"""It may take so many times as long as Python itself."""
 MOST_RANKS = 8
 """Of as many it is said where they are."""
 
@@ -125,7 +127,7 @@ def _wait_for_stack(pid: int, file: Path, seconds: float) -> None:
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",
-                timeout=15,
+                timeout=_FOR_PY_SPY * seconds,
                 check=False,
             )
             file.write_text(done.stdout, encoding="utf-8")

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "778146f4fc24b72d")
+REPORT_FORM = (1, "0addf3b2dd894284")
 
 
 def test_names():

@@ -63,7 +63,7 @@ def test_what_is_left_out_too_late_is_no_fault_of_the_data(tmp_path, loop, loss,
 
 
 def test_what_is_typed_is_read_where_it_is_computed_with(tmp_path, capsys):
-    from nanstop.rewrite.form_code import codes_of
+    from nanstop.rewrite.forms.form_code import codes_of
 
     loss = "loss = torch.where(~y.isnan(), (p - y).square(), 0.0).mean()"
     report = report_of(tmp_path, LOOP, loss)

@@ -20,6 +20,7 @@ SAFE = {
     "fp32_logits",
     "fp32_optimizer_state",
     "stable_form",
+    "memory_fill",
     "held_fill",
     "fp32_line",
 }

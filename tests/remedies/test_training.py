@@ -281,6 +281,7 @@ def test_span():
         "fp32_logits",
         "held_fill",
         "island",
+        "memory_fill",
         "outer_autocast",
         "sdpa_kernel",
         "stable_form",

@@ -32,6 +32,7 @@ REMEDIES = {
     "island": Atom(remedy="island", target="body", value="float32->input"),
     "stable_form": Atom(remedy="stable_form", target=f"{__file__}:1", value="log_space"),
     "form": Atom(remedy="form", target=f"{__file__}:1", value="guarded"),
+    "memory_fill": Atom(remedy="memory_fill", target=f"{__file__}:1", value="0"),
     "held_fill": Atom(remedy="held_fill", target=f"{__file__}:1", value="held"),
     "finite_fill": Atom(remedy="finite_fill", target=f"{__file__}:1", value="1e4"),
     "finite_constant": Atom(remedy="finite_constant", target=f"{__file__}:1", value="1e4:mask"),

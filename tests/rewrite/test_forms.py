@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nanstop.records import Atom, OpEvent, Proof, SourceLine, TensorStats
-from nanstop.rewrite.form_code import codes_of, form_edits
+from nanstop.rewrite.forms.form_code import codes_of, form_edits
 from nanstop.rewrite.source import Source, edited
 
 HEAD = """\
@@ -528,3 +528,39 @@ def test_what_is_computed_in_log_space_is_not_guarded_as_well():
     x, y = torch.tensor([[300.0, -300.0, 0.0]]), torch.tensor([[0.0, 0.5, 0.5]])
     assert not outcome(TAUGHT, x, y)[0].isfinite()
     assert all(one.isfinite().all() for one in outcome(change.after, x, y))
+
+
+UNWRITTEN = {
+    "z = torch.empty(3, 4)": "z = torch.zeros(3, 4)",
+    "z = torch.empty_like(x)": "z = torch.zeros_like(x)",
+    "z = x.new_empty(3, device=x.device)": "z = x.new_zeros(3, device=x.device)",
+    "z = torch.empty_strided((2,), (1,))": "z = torch.empty_strided((2,), (1,)).zero_()",
+    "z = F.silu(F.grouped_mm(x, y, offs=ends))": (
+        "num_written = int(ends[-1])\n"
+        "z = F.silu(F.pad(F.grouped_mm(x[:num_written], y, offs=ends), "
+        "(0, 0, 0, len(x) - num_written)))"
+    ),
+    "z = torch._grouped_mm(x.half(), y, ends)": (
+        "rows = x.half()\n"
+        "num_written = int(ends[-1])\n"
+        "z = F.pad(torch._grouped_mm(rows[:num_written], y, ends), "
+        "(0, 0, 0, len(rows) - num_written))"
+    ),
+}
+
+
+@pytest.mark.parametrize("before", UNWRITTEN)
+def test_memory_that_is_not_written_is_zeros(before):
+    text = body(f"{before}\nreturn z")
+    found = rewritten(text, before, "memory_fill", "empty", value="0")
+    assert found == body(f"{UNWRITTEN[before]}\nreturn z")
+
+
+def test_memory_by_another_name():
+    text = "from torch import empty\nimport torch\n\nz = empty(3)\n"
+    assert "z = torch.zeros(3)" in rewritten(text, "z =", "memory_fill", "empty", value="0")
+
+
+def test_a_product_whose_groups_have_no_ends_is_left_alone():
+    text = body("return F.grouped_mm(x, y)")
+    assert rewritten(text, "grouped", "memory_fill", "_grouped_mm", value="0") == text

@@ -1,7 +1,7 @@
 """Forms whose change belongs to another line than the one that failed."""
 
 from nanstop.records import Atom
-from nanstop.rewrite.form_code import form_edits
+from nanstop.rewrite.forms.form_code import form_edits
 from nanstop.rewrite.source import Source, edited
 
 BODY = """

@@ -6,7 +6,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanstop.tracing.definitions.attention import defined
-from nanstop.tracing.op_details import rerun_reference, rerun_wider
+from nanstop.tracing.definitions.once_more import rerun_reference, rerun_wider
 
 
 class Calls(TorchDispatchMode):

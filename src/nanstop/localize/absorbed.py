@@ -20,7 +20,7 @@ from nanstop.localize.slicing import range_of
 from nanstop.numerics.tensors import is_measurable, ramp
 from nanstop.records import Phase
 from nanstop.replay.step import Step
-from nanstop.tracing.op_details import outputs_of
+from nanstop.tracing.operators import outputs_of
 from nanstop.tracing.record_step import outcome
 from nanstop.tracing.recorder import Trace
 

@@ -16,8 +16,9 @@ from nanstop.numerics.tensors import bad_mask, is_measurable, ramp
 from nanstop.records import Change, Finiteness, OpEvent
 from nanstop.records.vocabulary import ChangeKind
 from nanstop.replay.step import Step
-from nanstop.tracing.op_details import operands_of, outputs_of, replaced_in
+from nanstop.tracing.op_details import replaced_in
 from nanstop.tracing.op_patches import ReachedError, SecondRun
+from nanstop.tracing.operators import operands_of, outputs_of
 from nanstop.tracing.record_step import run_under
 
 

@@ -21,9 +21,9 @@ from nanstop.localize import slicing
 from nanstop.localize.absorbed import those_that_matter
 from nanstop.localize.constants import readers
 from nanstop.localize.exact import with_exact
+from nanstop.localize.memory.unseen import written_unseen
 from nanstop.localize.origin import BatchLayout, FailureOrigin
 from nanstop.localize.positions import Grid
-from nanstop.localize.unseen import written_unseen
 from nanstop.numerics.room import give_back
 from nanstop.numerics.tensors import is_plain
 from nanstop.records import Confidence, FailureKey, Localization, Phase
@@ -99,7 +99,7 @@ def fails_at(
     False says little: it may fail there by what is there before any operation, or elsewhere.
     """
     recording = _Scene(step, micro, update, phase).recorded()
-    births = slicing.trace_back(recording.trace, _sinks(recording))
+    births = slicing.trace_back(recording.trace, sinks(recording))
     ops = (recording.trace.ops[index] for index in (*births.inf, *births.nan))
     return any((op.name, op.phase, op.module) == (key.op, key.phase, key.module) for op in ops)
 
@@ -149,7 +149,7 @@ def _explained(
     """Return what a recording and the details of its births say;
     None if nothing failed and nothing was absorbed.
     """
-    births = slicing.trace_back(recording.trace, _sinks(recording))
+    births = slicing.trace_back(recording.trace, sinks(recording))
     births = slicing.with_dropped(recording.trace, births)
     live = slicing.reaching(recording.trace, _ends(recording))
     absorbed = slicing.absorbed_births(recording.trace, live)
@@ -172,7 +172,7 @@ def _explained(
     )
 
 
-def _sinks(recording: Recording) -> list[Value]:
+def sinks(recording: Recording) -> list[Value]:
     """Return the bad values to trace:
     operands of an op that raised, else a failing loss, else failing gradients.
     """

@@ -332,6 +332,7 @@ class FailureOrigin:
             forward_outputs=self._light(dataflow.forward_outputs(self.trace, op)),
             wider=details.wider if details else "unknown",
             reference=details.reference if details else "unknown",
+            unwritten=details.unwritten if details else None,
             fully_masked_rows=details.fully_masked_rows if details else 0,
             legal=self._legal(op),
             descent=self._descent(read, inputs),

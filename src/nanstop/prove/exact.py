@@ -188,10 +188,6 @@ class ExactRuns:
         plain = self._on(path, micro, batch=batch, under=nullcontext, without_update=True)
         return plain, self._on(path, micro, batch=batch, under=under, without_update=True)
 
-    def is_unchanged(self, micro: int, under: Under) -> bool:
-        """Return whether a context leaves loss and gradients of a micro-batch as they are."""
-        return agree(*self.with_and_without(micro, under))
-
     def is_same_function(
         self, micro: int, under: Under, batch: Batch | None, runs: tuple[Attempt, Attempt]
     ) -> bool:

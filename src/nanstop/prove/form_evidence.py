@@ -22,7 +22,7 @@ from nanstop.replay.conditions import Under
 from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import ModelView
 from nanstop.replay.undo import attributes_kept
-from nanstop.rewrite.form_code import FormCode
+from nanstop.rewrite.forms.form_code import FormCode
 
 _MOST_LINES = 3
 _NEAR, _NEAR_GRADIENT = 1e-2, 0.1
@@ -116,7 +116,8 @@ def unchanged_elsewhere(failing: FailingStep, exact: ExactRuns, under: Under) ->
     """
     earlier = next(windows_before(failing), None)
     if earlier is not None:
-        return ExactRuns(earlier).is_unchanged(earlier.micro, under)
+        plain, formed = ExactRuns(earlier).with_and_without(earlier.micro, under)
+        return None if plain.failed else agree(plain, formed)
     for share in _NEARER:
         with _scaled(failing.step.view, share):
             plain, formed = exact.with_and_without(failing.micro, under)

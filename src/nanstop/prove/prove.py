@@ -18,7 +18,7 @@ from nanstop.prove.trials import Trials
 from nanstop.prove.updates_after import UpdatesAfter
 from nanstop.records import Atom, FailureKey, Finiteness, Proof, Trial
 from nanstop.records.remedies import FORMS, safety_of
-from nanstop.rewrite.form_code import FormCode
+from nanstop.rewrite.forms.form_code import FormCode
 
 _MAX_CONFIRMED = 3
 _FOLLOWING_SHARE = 0.05

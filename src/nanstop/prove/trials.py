@@ -53,7 +53,7 @@ from nanstop.remedies.forward import FORMATS_CLASH
 from nanstop.replay.batches import num_samples
 from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import Batch, ModelView
-from nanstop.rewrite.form_code import FormCode
+from nanstop.rewrite.forms.form_code import FormCode
 
 _HEALTHY_FACTOR = 3.0
 _SPACINGS = 8.0, 10.0, 64.0

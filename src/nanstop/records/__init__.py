@@ -88,6 +88,7 @@ from nanstop.records.values import (
     SourceLine,
     StepId,
     TensorStats,
+    Unwritten,
     op_kind,
     op_name,
 )
@@ -211,6 +212,7 @@ __all__ = [
     "TextFacts",
     "TokenRows",
     "Trial",
+    "Unwritten",
     "UpdateRow",
     "Verdict",
     "op_kind",

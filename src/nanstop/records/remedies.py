@@ -77,6 +77,12 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
             ),
             RemedyInfo("stable_form", "safe", "compute {targets} in log space", forward=True),
             RemedyInfo(
+                "memory_fill",
+                "safe",
+                "have {value} in memory that {targets} does not write",
+                forward=True,
+            ),
+            RemedyInfo(
                 "held_fill",
                 "safe",
                 "fill at {targets} with the farthest number of its format",
@@ -122,7 +128,10 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
 )
 """In the order in which remedies are applied: data, storage, forward, gradients, optimizer."""
 
-FORMS = ("stable_form", "held_fill", "finite_fill", "finite_constant", "fp32_line", "form")
+FORMS = (
+    *("stable_form", "memory_fill", "held_fill", "finite_fill", "finite_constant", "fp32_line"),
+    "form",
+)
 """Remedies that write a failing line in another way."""
 OTHER_KERNELS = ("sdpa_kernel", "eager", "attention")
 """Remedies that compute the same in the same format by another kernel, the one that costs least
@@ -138,8 +147,8 @@ another gradient at what is left out.
 INNERMOST = "innermost"
 """A guarded form that is typed where no other operation of its kind stands within: which of several
 fails is not known."""
-NUMBERED = ("finite_fill", "finite_constant")
-"""Forms whose value is a number in place of one that is not finite."""
+NUMBERED = ("memory_fill", "finite_fill", "finite_constant")
+"""Forms whose value is a number in place of one that is not finite, or that nobody has written."""
 FINITE = {"1e4": "2e4", "0": "1"}
 """Such numbers: one so large that the exponential of its opposite is 0, of which float16 holds the
 sum of two, and one for what is left out of a sum. Each with the number that tells whether it

@@ -144,6 +144,17 @@ def op_kind(op: str) -> str:
 
 
 @record
+class Unwritten:
+    """Memory that an operation hands on as it was: ``count`` elements, None where that is not
+    known, and ``rows`` of its result's first axis, from the first to the last, where they are
+    whole ones.
+    """
+
+    count: int | None = None
+    rows: tuple[int, int] | None = None
+
+
+@record
 class OpEvent:
     """One operation as torch dispatched it. ``op`` is printed as torch does: ``aten.mul.Tensor``.
 
@@ -156,6 +167,7 @@ class OpEvent:
     not known. ``legal``: why a non-finite value is meant to be there (a mask), else None.
     ``descent``: of each input, what it is by the operations that made it; empty
     where that is not known. ``read_by``: the first operations that compute with the result.
+    ``unwritten``: what of its result nobody has written, where that is all that is bad in it.
     """
 
     index: int
@@ -176,6 +188,7 @@ class OpEvent:
     legal: str | None = None
     descent: tuple[tuple[Descent, ...], ...] = ()
     read_by: tuple[str, ...] = ()
+    unwritten: Unwritten | None = None
 
     @property
     def name(self) -> str:

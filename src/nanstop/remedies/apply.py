@@ -13,7 +13,7 @@ from nanstop.records import Atom
 from nanstop.records.remedies import remedy_of
 from nanstop.remedies import data, kernels, precision, training
 from nanstop.remedies.data import dropped_micros, rebatch
-from nanstop.remedies.forms.mode import finite_constant, form
+from nanstop.remedies.forms.mode import finite_constant, form, memory_fill
 from nanstop.remedies.precision import reference
 from nanstop.replay.step import ModelView
 
@@ -51,6 +51,7 @@ TABLE: Mapping[str, Remedy] = MappingProxyType(
             Remedy("fp32_logits", precision.fp32_logits),
             Remedy("form", form),
             Remedy("stable_form", form),
+            Remedy("memory_fill", memory_fill),
             Remedy("held_fill", form),
             Remedy("finite_fill", form),
             Remedy("finite_constant", finite_constant),

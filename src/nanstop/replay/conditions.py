@@ -187,6 +187,29 @@ def forward_only() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def filled_memory(*, filled: bool = True) -> Iterator[None]:
+    """Have memory that is taken inside, and not written yet, hold NaN (of integers, the largest
+    number): what is read of it is then seen. ``filled=False``: have it hold what was left there.
+
+    Compiled code, which takes memory by itself, runs eagerly; kernels that torch knows to be
+    deterministic take the place of others where there are any.
+    """
+    deterministic: Any = torch.utils.deterministic
+    fill = deterministic.fill_uninitialized_memory
+    on = torch.are_deterministic_algorithms_enabled()
+    warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        with eager(), unwarned():
+            if filled:
+                torch.use_deterministic_algorithms(True, warn_only=True)
+            deterministic.fill_uninitialized_memory = filled
+            yield
+    finally:
+        torch.use_deterministic_algorithms(on, warn_only=warn)
+        deterministic.fill_uninitialized_memory = fill
+
+
 class SecondBackwardError(Exception):
     """A run in ``forward_only`` has come to its second backward."""
 

@@ -11,7 +11,7 @@ from nanstop.records.remedies import FORMS, GUARDED
 from nanstop.rewrite.arguments import Settings, cured, settings_of
 from nanstop.rewrite.config_file import with_settings
 from nanstop.rewrite.files import FileChange
-from nanstop.rewrite.form_code import comes_later, edits_of, ways_at
+from nanstop.rewrite.forms.form_code import comes_later, edits_of, ways_at
 from nanstop.rewrite.island import with_islands
 from nanstop.rewrite.source import Edit, Source, apart, edited, source_of
 from nanstop.rewrite.words import behind_islands, said, untyped

@@ -144,6 +144,17 @@ class Draft:
     def _refused(self) -> str:
         raise NotKnownError
 
+    def with_operand(self, found: Operation, place: int, text: str) -> str:
+        """Return an operation's text with another operand; ``text`` is closed."""
+        start, end = self.source.span(found.node)
+        first, last = self.source.span(found.args[place])
+        before, after = self.source.text[start:first], self.source.text[last:end]
+        if before.count("(") > before.count(")") and before.endswith("(") and after.startswith(")"):
+            lone = not isinstance(found.node, ast.Call) or found.is_method
+            if lone:
+                before, after = before[:-1], after[1:]
+        return f"{before}{text}{after}"
+
     def replaced(self, node: ast.expr, text: str) -> None:
         """Put ``text`` in the place of a node, in parentheses where it needs them."""
         made = parsed(text)

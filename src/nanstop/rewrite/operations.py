@@ -50,7 +50,7 @@ METHODS = frozenset(
 FILLS = ("masked_fill", "masked_fill_")
 """Methods that put a number where a mask is, into a new tensor and in place."""
 _INFINITIES = frozenset({"math.inf", "torch.inf", "numpy.inf", "numpy.infty"})
-_READ = METHODS.union(FILLS)
+_READ = METHODS.union(FILLS, ("new_empty",))
 CHEAP = frozenset(
     {"view", "reshape", "squeeze", "unsqueeze", "transpose", "permute", "flatten", "size", "dim"}
     | {"numel", "expand", "detach", "contiguous"}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from nanstop.records import Atom, Report
 from nanstop.records.remedies import FORMS, NUMBERED, form_of, sample_of
 from nanstop.rewrite.arguments import Settings, comes_back, literal
-from nanstop.rewrite.form_code import finite_call
+from nanstop.rewrite.forms.form_code import finite_call
 from nanstop.rewrite.island import island_lines
 
 _STABLE: Mapping[str, str] = {
@@ -121,6 +121,8 @@ def untyped(atom: Atom) -> str:
 
 def _number(atom: Atom) -> str:
     number, name = form_of(atom)
+    if atom.remedy == "memory_fill":
+        return f"{atom.target}: write all that is read of its result, or have {number} there"
     if atom.remedy == "finite_constant":
         return f"{atom.target}: read `{name}{finite_call(number)}`"
     return (

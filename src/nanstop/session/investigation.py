@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -15,7 +16,7 @@ from nanstop.decide.remembered import PolicyState
 from nanstop.diagnose.diagnose import examine
 from nanstop.errors import NanstopError, brief
 from nanstop.localize.intervention import intervene
-from nanstop.localize.localize import localize
+from nanstop.localize.memory.unwritten import located
 from nanstop.numerics.room import let_go
 from nanstop.numerics.weights import odd_weights
 from nanstop.prove.bad_samples import bad_places
@@ -49,10 +50,11 @@ from nanstop.records import (
 )
 from nanstop.records.remedies import leaves_values_out
 from nanstop.replay.batches import batch_facts
+from nanstop.replay.conditions import filled_memory
 from nanstop.replay.rerun import communicates, rerun
 from nanstop.replay.step import Step
 from nanstop.rewrite.files import read
-from nanstop.rewrite.form_code import codes_of
+from nanstop.rewrite.forms.form_code import codes_of
 from nanstop.session.history import History
 from nanstop.session.machine import command, environment
 from nanstop.session.run_state import RunState
@@ -151,14 +153,19 @@ class Investigation:
                 in_float32=failing.in_float32,
             ),
         )
-        if self.replay is not None and self.replay.fidelity == "not_reproduced":
-            return
+        is_clean = self.replay is not None and self.replay.fidelity == "not_reproduced"
         self.localization = self.stage(
             "localization",
-            lambda: localize(
-                failing.step, failing.micro, update=failing.update, phase=failing.phase
+            lambda: located(
+                failing.step,
+                failing.micro,
+                update=failing.update,
+                phase=failing.phase,
+                is_clean=is_clean,
             ),
         )
+        if is_clean:
+            return
         if failing.broken and (self.localization is None or not self.localization.reaches):
             self.localization = _too_long(failing)
         if self.localization is not None and self.localization.positions is None:
@@ -178,8 +185,16 @@ class Investigation:
 
     @property
     def is_steady(self) -> bool:
-        """Whether every replay without a remedy failed."""
-        return self.replay is not None and self.replay.fidelity in ("bitwise", "same_failure")
+        """Whether every replay without a remedy fails, with NaN in memory that nobody writes where
+        that is what it comes of.
+        """
+        fails = self.replay is not None and self.replay.fidelity in ("bitwise", "same_failure")
+        return fails or self._reads_unwritten
+
+    @property
+    def _reads_unwritten(self) -> bool:
+        event = self.localization.first_bad if self.localization is not None else None
+        return event is not None and event.unwritten is not None
 
     @property
     def may_pass(self) -> bool:
@@ -273,7 +288,8 @@ class Investigation:
         )
         if self.is_steady and candidates:
             search = partial(self._search, failing, tuple(candidates), policy)
-            self.proof = self.stage("proof", search)
+            with filled_memory() if self._reads_unwritten else nullcontext():
+                self.proof = self.stage("proof", search)
         if self.proof is not None and self.proof.chance and self.replay is not None:
             self.replay = replace(self.replay, fidelity="different", runs=self.replay.runs + 1)
             self._diagnose()

@@ -77,6 +77,8 @@ class Looks:
         self._never = NeverReached()
         self._replaced = ReplacedParts()
         self._ranges = SampledRanges(wanted=keeps_ranges)
+        self._memory_is_due = run.facts.world_size == 1
+        """Whether it is to be seen yet what a step reads that nobody has written."""
         self._places: dict[tuple[str, str], int] = {}
         """Of modules and their formats in the order of the forward that was looked at first."""
         self._accounts: defaultdict[str, deque[GradientAccount]] = defaultdict(
@@ -152,7 +154,7 @@ class Looks:
         facts, still = self._run.facts, self._standstill
         if self._never.is_due or (still.num_zero and still.due(facts)):
             return True
-        if is_early(step) and self._ranges.due(step):
+        if self._memory_is_due or (is_early(step) and self._ranges.due(step)):
             return True
         return self._gauge.wide_due(facts) or self._early.due(step, facts)
 
@@ -179,6 +181,11 @@ class Looks:
             self._ranges.take(step)
         if self._gauge.wide_due(facts):
             place = self._gauge.wide(step)
+        if self._memory_is_due:
+            from nanstop.localize.memory.unwritten import unwritten_read
+
+            self._memory_is_due = False
+            place = unwritten_read(step, 0) or place
         if self._standstill.due(facts):
             elsewhere = self._standstill.take(step)
             self._run.series.add(ELSEWHERE, step.id.step, elsewhere)

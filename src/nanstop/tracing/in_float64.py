@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from nanstop.numerics.tensors import bad_mask, is_inexact, is_measurable, is_plain
 from nanstop.records import Finiteness
-from nanstop.tracing.op_details import outputs_of
+from nanstop.tracing.operators import outputs_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,19 +19,16 @@ from nanstop.numerics.room import give_back_after
 from nanstop.numerics.tensors import (
     bad_mask,
     dense_parts,
-    is_inexact,
     is_measurable,
     is_plain,
     measure,
-    widened,
 )
-from nanstop.records import Finiteness, TensorStats
+from nanstop.records import Finiteness, TensorStats, Unwritten
 from nanstop.records.values import origin_of
-from nanstop.replay.rng import rng_kept
 from nanstop.tracing import operators
-from nanstop.tracing.definitions.attention import defined
-from nanstop.tracing.definitions.scaled_product import scaled_product
+from nanstop.tracing.definitions.once_more import rerun_reference, rerun_wider, unwritten
 from nanstop.tracing.holders import Holder, holder_of
+from nanstop.tracing.operators import operands_of, outputs_of
 
 StorageNames = Mapping[int, Sequence[tuple[range, str]]]
 """By the address of a storage the bytes that each tensor with a name takes there."""
@@ -62,6 +59,7 @@ class OpDetails:
     outputs: tuple[TensorStats, ...] = ()
     wider: Finiteness = "unknown"
     reference: Finiteness = "unknown"
+    unwritten: Unwritten | None = None
     fully_masked_rows: int = 0
     masking: bool = False
     bad: tuple[Tensor | None, ...] = ()
@@ -118,6 +116,7 @@ class Observer:
                 "outputs": lambda: tuple(self._measured(o) for o in outputs),
                 "wider": lambda: rerun_wider(func, kept_args, kwargs, bad),
                 "reference": lambda: rerun_reference(func, kept_args, kwargs, bad),
+                "unwritten": lambda: unwritten(func, args, kwargs, outputs, bad),
                 "fully_masked_rows": lambda: max(
                     masked, fully_masked_rows(outputs) if is_made else 0
                 ),
@@ -228,83 +227,6 @@ def is_masking(base: str, operands: Iterable[Tensor], outputs: Iterable[Tensor])
             if int(lowest.sum()) >= _MASK_REPEATS * levels:
                 masked = masked | lowest
     return bool((masked | ~infinite).all())
-
-
-def rerun_wider(
-    func: Any, args: Any, kwargs: Mapping[str, Any], bad: tuple[Tensor | None, ...]
-) -> Finiteness:
-    """Return whether the op, on the same inputs in a wider format, is finite where its result
-    was not.
-    """
-    formats = {t.dtype for _, _, t in operators.tensors(args, kwargs) if is_inexact(t)}
-    formats |= {value for value in kwargs.values() if isinstance(value, torch.dtype)}
-    wide = widened(formats)
-
-    def widen(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.to(wide.get(value.dtype, value.dtype)) if is_measurable(value) else value
-        if isinstance(value, torch.dtype):
-            return wide.get(value, value)
-        if isinstance(value, list | tuple):
-            return type(value)(widen(item) for item in value)
-        return value
-
-    def run() -> list[Tensor]:
-        definition = defined(func, args, kwargs)
-        if definition is not None:  # kernels of attention are for some formats only
-            return definition(widen)
-        wide_args = tuple(widen(a) for a in args)
-        wide_kwargs = {k: widen(v) for k, v in kwargs.items()}
-        return outputs_of(func, wide_args, wide_kwargs, func(*wide_args, **wide_kwargs))
-
-    own = _verdict(run, bad)
-    return own if own != "unknown" else _verdict(lambda: scaled_product(func, args, kwargs), bad)
-
-
-def rerun_reference(
-    func: Any, args: Any, kwargs: Mapping[str, Any], bad: tuple[Tensor | None, ...]
-) -> Finiteness:
-    """Return whether reference mathematics in the same format is finite: attention, or its
-    backward, opened into its parts; a product of 8-bit floats by its definition.
-    """
-
-    def run() -> list[Tensor]:
-        definition = defined(func, args, kwargs)
-        if definition is not None:
-            return definition(lambda operand: operand)
-        return scaled_product(func, args, kwargs, own_format=True)
-
-    return _verdict(run, bad)
-
-
-def _verdict(run: Callable[[], list[Tensor]], bad: tuple[Tensor | None, ...]) -> Finiteness:
-    try:
-        with torch.no_grad(), rng_kept():
-            outputs = run()
-    except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError):
-        return "unknown"  # the op has no such form; nothing can be said
-    looked = False
-    for output, mask in zip(outputs, bad, strict=False):
-        if mask is None or not is_measurable(output) or output.shape != mask.shape:
-            continue
-        looked = True
-        if bool((bad_mask(output) & mask).any()):
-            return "nonfinite"
-    return "finite" if looked else "unknown"
-
-
-def operands_of(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """Return the tensors that an op reads, in the order of its arguments."""
-    overwritten = operators.traits(func).overwritten
-    return [t for position, _, t in operators.tensors(args, kwargs) if position not in overwritten]
-
-
-def outputs_of(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> list[Tensor]:
-    """Return the tensors that an op wrote, each once: changed operands first."""
-    found: dict[int, Tensor] = {}
-    for _, tensor in operators.written(operators.traits(func), args, kwargs, result):
-        found.setdefault(id(tensor), tensor)
-    return list(found.values())
 
 
 def replaced(args: Any, copies: Mapping[int, Tensor]) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from nanstop.numerics.checksums import Checksums
 from nanstop.numerics.tensors import is_measurable, is_plain
 from nanstop.tracing import operators
 from nanstop.tracing.in_float64 import wide
-from nanstop.tracing.op_details import operands_of, outputs_of
+from nanstop.tracing.operators import operands_of, outputs_of
 
 
 class Digest(NamedTuple):

@@ -22,7 +22,8 @@ from nanstop.records import op_name
 from nanstop.replay.conditions import eager
 from nanstop.replay.rng import rng_kept
 from nanstop.tracing import operators
-from nanstop.tracing.op_details import operands_of, outputs_of, replaced_in
+from nanstop.tracing.op_details import replaced_in
+from nanstop.tracing.operators import operands_of, outputs_of
 from nanstop.tracing.recorder import is_counted, opened
 
 Look = Callable[[int, Any, Any, Mapping[str, Any]], "Callable[[Any], None] | None"]
@@ -152,10 +153,10 @@ class OtherResult(SecondRun):
 
 
 class Filled:
-    """Has one op, by its index, leave ones in all that it returns."""
+    """Has one op, by its index, leave a number in all that it returns."""
 
-    def __init__(self, index: int) -> None:
-        self._index = index
+    def __init__(self, index: int, number: float = 1.0) -> None:
+        self._index, self._number = index, number
 
     def __call__(
         self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]
@@ -166,7 +167,7 @@ class Filled:
         def done(result: Any) -> None:
             with torch.no_grad():
                 for output in outputs_of(func, args, kwargs, result):
-                    output.fill_(1)
+                    output.fill_(self._number)
 
         return done
 

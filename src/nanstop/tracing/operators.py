@@ -132,6 +132,20 @@ def written(
             yield (place if traits.makes_list else None), item
 
 
+def operands_of(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the tensors that an op reads, in the order of its arguments."""
+    overwritten = traits(func).overwritten
+    return [t for position, _, t in tensors(args, kwargs) if position not in overwritten]
+
+
+def outputs_of(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> list[Tensor]:
+    """Return the tensors that an op wrote, each once: changed operands first."""
+    found: dict[int, Tensor] = {}
+    for _, tensor in written(traits(func), args, kwargs, result):
+        found.setdefault(id(tensor), tensor)
+    return list(found.values())
+
+
 def selected_operands(base: str, args: Any) -> Mapping[int | str, Tensor]:
     """Return, for ops that choose between operands, what they really take: the rest is zeroed.
 

@@ -9,7 +9,7 @@ from torch import nn
 from nanstop.records import Atom, OpEvent, SourceLine, TensorStats
 from nanstop.remedies.forms.typed import typed
 from nanstop.rewrite.files import FileChange
-from nanstop.rewrite.form_code import form_edits
+from nanstop.rewrite.forms.form_code import form_edits
 from nanstop.rewrite.source import Source, edited
 
 HEAD = """\

@@ -10,7 +10,7 @@ from typing import Any
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
 from nanstop.records.remedies import FINITE_NUMBERS, GUARDED, INNERMOST, MASKED, form_of
-from nanstop.remedies.forms import guarded, held, wide
+from nanstop.remedies.forms import guarded, held, unwritten, wide
 from nanstop.remedies.forms.calls import Call, line_in
 from nanstop.remedies.forms.comparison import Comparison
 from nanstop.remedies.forms.held import Form
@@ -73,6 +73,16 @@ def finite_constant(_view: ModelView, atom: Atom) -> Iterator[None]:
     """
     file, line = _line_of(atom)
     with on_stack(_at(file, line, held.constants_as(float(form_of(atom)[0])))):
+        yield
+
+
+@contextmanager
+def memory_fill(_view: ModelView, atom: Atom) -> Iterator[None]:
+    """Have the number ``atom.value`` wherever the line ``atom.target`` leaves memory unwritten
+    inside. Raises what ``form`` does.
+    """
+    file, line = _line_of(atom)
+    with on_stack(_at(file, line, unwritten.filled_with(float(form_of(atom)[0])))):
         yield
 
 

@@ -4,6 +4,11 @@
 The step failed once. Run again from the same weights, batch and random state it is finite: in each
 of three runs, or in some of those that were made of it as it is.
 
+Or the step reads memory that nobody has written. What another tensor has left there is 0 in most
+steps, a large number in others, NaN in the rest, and may come back in each replay or in none. That
+is found by experiment: with NaN in all memory that is not written yet the step is NaN, and the
+operation that hands it on is named. A healthy step is looked at in that way once.
+
 ## Why it happens
 A failure that depends on nothing that was saved depends on something else: a race between streams,
 memory that was never filled, a GPU that computes wrongly, or state that the run keeps outside the
@@ -26,6 +31,12 @@ torch.use_deterministic_algorithms(True)
 torch.empty(3)                      # tensor([nan, nan, nan])
 ```
 
+A product of groups of rows (`torch._grouped_mm`, of a mixture of experts) writes the rows up to the
+last offset and no others; neither does its backward. Rows of experts that are on another rank, or
+that fill a batch up, are then what was there before, and 0 times NaN is NaN:
+`F.pad(F.grouped_mm(x[:n], w, offs=offs), (0, 0, 0, len(x) - n))` with `n = int(offs[-1])` is
+defined. `torch.empty` in a model is `torch.zeros`, or is written before it is read.
+
 ## Fix
 1. Run the same seed twice and lay the runs side by side: `nanstop compare A B` names the first step
    at which they part. Then once more on another device. Cost: a run up to that step each.
@@ -45,6 +56,8 @@ that was not saved. They are excluded before this is said. NS606: of several ran
 that they share was not finite.
 
 ## References
+- https://github.com/pytorch/pytorch/issues/193633
+- https://github.com/pytorch/pytorch/issues/154557
 - https://github.com/deepspeedai/DeepSpeed/issues/8061
 - https://github.com/deepspeedai/DeepSpeed/pull/7965
 - https://github.com/pytorch/torchtitan/issues/951
@@ -55,7 +68,17 @@ from __future__ import annotations
 
 from nanstop.diagnose.evidence.reading import after_reduction, is_rewritten, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import DeviceFacts, Diagnosis, Evidence, Replay, Sighting
+from nanstop.records import (
+    Atom,
+    DeviceFacts,
+    Diagnosis,
+    Evidence,
+    OpEvent,
+    Replay,
+    Sighting,
+    Unwritten,
+    op_kind,
+)
 from nanstop.wording import counted, number
 
 _LEFT = (
@@ -68,9 +91,12 @@ def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the step as it is passes in some replay, and no random generator of
     the run's own explains it.
     """
-    devices = standing(evidence).devices
+    devices, found = standing(evidence).devices, evidence.localization
     if devices is not None and devices.op:
         return _odd_device(devices)
+    event = found.first_bad if found is not None else None
+    if event is not None and event.unwritten is not None:
+        return _unwritten(event, event.unwritten)
     replay = evidence.replay
     if (
         replay is None
@@ -93,6 +119,34 @@ def check(evidence: Evidence) -> Diagnosis | None:
         "clean",
         confidence="likely" if replay.runs > 1 else "possible",
         lines=(*_alike(devices), _LEFT),
+    )
+
+
+def _unwritten(event: OpEvent, left: Unwritten) -> Diagnosis:
+    """Return the finding of an operation that hands on memory which nobody has written."""
+    target = f"{event.source.file}:{event.source.line}" if event.source is not None else ""
+    fill = Atom(remedy="memory_fill", target=target, value="0")
+    return Diagnosis(
+        code="NS603",
+        title=f"what `{op_kind(event.op)}` does not write is read",
+        cause="what another tensor has left in that memory comes into the loss or its gradients",
+        confidence="certain",
+        confirmed="with NaN in all memory that is not written yet the step is NaN by it",
+        lines=_which(left),
+        remedies=((fill,),) if target else (),
+        usual_cure="write all that is read of it, or read only what is written",
+        where=event.module,
+    )
+
+
+def _which(left: Unwritten) -> tuple[str, ...]:
+    if left.count is None:
+        return ()
+    if left.rows is None:
+        return (f"not written: {counted(left.count, 'element')}",)
+    first, last = left.rows
+    return (
+        f"not written: rows {first} to {last}" if first < last else f"not written: row {first}",
     )
 
 
@@ -160,6 +214,6 @@ RULE = Rule(
     "not-reproducible",
     "the failure does not come back",
     check,
-    ("incident", "static"),
+    ("incident", "static", "gauge"),
     role="chance",
 )

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from nanstop.localize.memory.write_watch import HiddenWrite, WriteWatch
 from nanstop.localize.origin import FailureOrigin
 from nanstop.localize.slicing import range_of, writers
-from nanstop.localize.write_watch import HiddenWrite, WriteWatch
-from nanstop.records import Localization, OpEvent
+from nanstop.records import Localization, OpEvent, Unwritten
 from nanstop.tracing.op_patches import Filled
 from nanstop.tracing.operators import takes_memory
 from nanstop.tracing.places import source_line
@@ -43,13 +43,13 @@ def written_unseen(
     takes = takes_memory(event.op)
     if takes:
         if not _fails_filled(found, event, look_again):
-            return found, ()
+            return replace(found, first_bad=replace(event, unwritten=Unwritten())), ()
         # What stood there when it was taken is what another tensor has left.
         found = replace(
             found,
             origin="unknown",
             positions=None,
-            first_bad=replace(event, outputs=()),
+            first_bad=replace(event, outputs=(), unwritten=None),
             blind_spots=(*found.blind_spots, _UNSEEN_KERNEL),
         )
     elif found.origin != "unknown":
@@ -68,7 +68,12 @@ def written_unseen(
 
 
 def _fails_filled(found: Localization, event: OpEvent, look_again: LookAgain) -> bool:
-    failed, error = look_again(Filled(event.index))
+    """Return whether the failure stays, be the memory filled with ones or with zeros."""
+    return all(_fails_with(number, found, event, look_again) for number in (1.0, 0.0))
+
+
+def _fails_with(number: float, found: Localization, event: OpEvent, look_again: LookAgain) -> bool:
+    failed, error = look_again(Filled(event.index, number))
     return error is not None if found.reaches[0] == "exception" else found.reaches[0] in failed
 
 

@@ -11,8 +11,9 @@ from nanstop.records import Atom, OpEvent, Proof
 from nanstop.records.remedies import FORMS, GUARDED, INNERMOST, MASKED, form_of
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
-from nanstop.rewrite.guarded import rewrite_guarded, rewrite_held
-from nanstop.rewrite.log_space import rewrite_in_log_space
+from nanstop.rewrite.forms.guarded import rewrite_guarded, rewrite_held
+from nanstop.rewrite.forms.log_space import rewrite_in_log_space
+from nanstop.rewrite.forms.unwritten import rewrite_unwritten
 from nanstop.rewrite.operations import Operation, infinity_of, number_of, operation
 from nanstop.rewrite.source import Edit, Source, apart, edited, expressions_of, source_of
 
@@ -138,6 +139,8 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
 
 
 def _rewritten(draft: Draft, atom: Atom, op: str) -> bool:
+    if atom.remedy == "memory_fill":
+        return rewrite_unwritten(draft)
     if atom.remedy == "held_fill":
         return rewrite_held(draft)
     if atom.remedy == "finite_fill":

@@ -73,7 +73,7 @@ def rewrite_held(draft: Draft) -> bool:
         end = "min" if number < 0 else "max"
         text = draft.source.segment(found.node)
         if not is_cheap(found.operand):
-            text = _with_operand(draft, found, 0, value)
+            text = draft.with_operand(found, 0, value)
         assert given is not None
         old = draft.source.segment(given)
         head, _, tail = text.rpartition(old)
@@ -102,18 +102,6 @@ def _rewritten(draft: Draft, found: Operation) -> bool:
     return False
 
 
-def _with_operand(draft: Draft, found: Operation, place: int, text: str) -> str:
-    """Return an operation's text with another operand; ``text`` is closed."""
-    start, end = draft.source.span(found.node)
-    first, last = draft.source.span(found.args[place])
-    before, after = draft.source.text[start:first], draft.source.text[last:end]
-    if before.count("(") > before.count(")") and before.endswith("(") and after.startswith(")"):
-        lone = not isinstance(found.node, ast.Call) or found.is_method
-        if lone:
-            before, after = before[:-1], after[1:]
-    return f"{before}{text}{after}"
-
-
 def _in_where(draft: Draft, found: Operation) -> str | None:
     """Return the operation of what ``torch.where`` around it chooses, harmless elsewhere."""
     inner: ast.AST = found.node
@@ -139,7 +127,7 @@ def _chosen(draft: Draft, found: Operation, condition: ast.expr, *, first: bool)
     value = draft.source.segment(found.args[place])
     choice = f"{value}, {harmless}" if first else f"{harmless}, {value}"
     text = f"{draft.torch('where')}({draft.source.segment(condition)}, {choice})"
-    return _with_operand(draft, found, place, text)
+    return draft.with_operand(found, place, text)
 
 
 def _inverse(draft: Draft, found: Operation) -> str:
@@ -149,7 +137,7 @@ def _inverse(draft: Draft, found: Operation) -> str:
         return _clamped(draft, found)
     value = draft.twice(found.operand, "value")
     value = value if is_cheap(found.operand) or value.isidentifier() else f"({value})"
-    inner = _with_operand(draft, found, 0, f"{value}.masked_fill({value} == 0, 1)")
+    inner = draft.with_operand(found, 0, f"{value}.masked_fill({value} == 0, 1)")
     inner = inner if isinstance(found.node, ast.Call) else f"({inner})"
     return f"{inner}.masked_fill({value} == 0, 0)"
 
@@ -157,7 +145,7 @@ def _inverse(draft: Draft, found: Operation) -> str:
 def _clamped(draft: Draft, found: Operation) -> str:
     """Raised to the smallest number: the gradient at 0 is 0."""
     text = f"{draft.source.operand(found.operand)}.clamp({_bound(draft, found)})"
-    return _with_operand(draft, found, 0, text)
+    return draft.with_operand(found, 0, text)
 
 
 def _bound(draft: Draft, found: Operation) -> str:
@@ -203,13 +191,13 @@ def _log_of_more(draft: Draft, found: Operation) -> str:
     """Kept off -1: the gradient there is 0."""
     edge = _SPACING.get(draft.dtype, "1.2e-7")
     operand = draft.source.operand(found.operand)
-    return _with_operand(draft, found, 0, f"{operand}.clamp(min=-1 + {edge})")
+    return draft.with_operand(found, 0, f"{operand}.clamp(min=-1 + {edge})")
 
 
 def _edged(draft: Draft, found: Operation) -> str:
     edge = _SPACING.get(draft.dtype, "1.2e-7")
     operand = draft.source.operand(found.operand)
-    return _with_operand(draft, found, 0, f"{operand}.clamp(-1 + {edge}, 1 - {edge})")
+    return draft.with_operand(found, 0, f"{operand}.clamp(-1 + {edge}, 1 - {edge})")
 
 
 def _divided(draft: Draft, found: Operation) -> str | None:
@@ -217,18 +205,18 @@ def _divided(draft: Draft, found: Operation) -> str | None:
         return None
     divisor = found.args[1]
     if _is_integer(draft, divisor):  # 0, or 1 at least
-        return _with_operand(draft, found, 1, f"max({draft.source.segment(divisor)}, 1)")
+        return draft.with_operand(found, 1, f"max({draft.source.segment(divisor)}, 1)")
     if draft.by_number or comes_from(draft.meant(divisor), _NUMBERS, _NUMBER_METHODS):
-        return _with_operand(draft, found, 1, f"({draft.source.segment(divisor)} or 1)")
+        return draft.with_operand(found, 1, f"({draft.source.segment(divisor)} or 1)")
     if draft.counted and not draft.masked:
         text = f"{draft.source.operand(divisor)}.clamp(min=1)"
-        return _with_operand(draft, found, 1, text)
+        return draft.with_operand(found, 1, text)
     normalized = None if draft.masked else _normalized(draft, found)
     if normalized is not None:
         return normalized
     value = draft.twice(divisor, "divisor")
     value = value if is_cheap(divisor) or value.isidentifier() else f"({value})"
-    quotient = _with_operand(draft, found, 1, f"{value}.masked_fill({value} == 0, 1)")
+    quotient = draft.with_operand(found, 1, f"{value}.masked_fill({value} == 0, 1)")
     if not draft.infinite:  # 0 / 0: 0 by anything is 0
         return quotient
     return f"{draft.torch('where')}({value} == 0, 0, {quotient})"
@@ -270,7 +258,7 @@ def _held_eps(draft: Draft, found: Operation) -> str | None:
 def _above_one(draft: Draft, found: Operation) -> str:
     edge = _SPACING.get(draft.dtype, "1.2e-7")
     operand = draft.source.operand(found.operand)
-    return _with_operand(draft, found, 0, f"{operand}.clamp(min=1 + {edge})")
+    return draft.with_operand(found, 0, f"{operand}.clamp(min=1 + {edge})")
 
 
 def _angle(draft: Draft, found: Operation) -> str | None:
@@ -281,7 +269,7 @@ def _angle(draft: Draft, found: Operation) -> str | None:
     above, below = (one if one.isidentifier() else f"({one})" for one in (above, below))
     both = f"({above} == 0) & ({below} == 0)"
     ends = "()" if found.is_method else ("", "")
-    return _with_operand(draft, found, 1, f"{ends[0]}{below}.masked_fill({both}, 1){ends[1]}")
+    return draft.with_operand(found, 1, f"{ends[0]}{below}.masked_fill({both}, 1){ends[1]}")
 
 
 def _mean(draft: Draft, found: Operation) -> str | None:
@@ -330,7 +318,7 @@ def _softmax(draft: Draft, found: Operation) -> str | None:
     empty = draft.named(hidden, "empty", found.operand)
     if found.made_by is not None or not is_cheap(found.operand):
         scores = scores if scores.isidentifier() else f"({scores})"
-    inner = _with_operand(draft, found, 0, f"{scores}.masked_fill({empty}, 0.0)")
+    inner = draft.with_operand(found, 0, f"{scores}.masked_fill({empty}, 0.0)")
     return f"{inner}.masked_fill({empty}, 0.0)" if found.name == "softmax" else inner
 
 

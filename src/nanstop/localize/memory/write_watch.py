@@ -25,7 +25,7 @@ from nanstop.own_code import is_wrapper
 from nanstop.records import Finiteness, TensorStats
 from nanstop.tracing import operators
 from nanstop.tracing.holders import RUN
-from nanstop.tracing.op_details import outputs_of
+from nanstop.tracing.operators import outputs_of
 
 _MAX_LOOKS = 4000
 _EVENTS = ("line", "return", "exception")

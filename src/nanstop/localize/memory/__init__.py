@@ -1,0 +1,1 @@
+"""Bad values that no operation writes: memory that another kernel writes, or that nobody does."""

@@ -1,0 +1,1 @@
+"""How another form of a line is typed."""

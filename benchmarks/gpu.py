@@ -33,6 +33,7 @@ from gpu import (
     overhead,
     synchronisations,
     trainer,
+    unwritten,
 )
 
 MOST_COLUMNS = 10
@@ -45,6 +46,7 @@ PARTS: dict[str, Callable[[Machine], Iterable[Row]]] = {
     "determinism": determinism.run,
     "attention": attention.run,
     "defects": defects.run,
+    "unwritten": unwritten.run,
     "kernels": kernels.run,
     "full_card": full_card.run,
 }

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from nanstop.decide.policy import Policy, for_nothing_trained
-from nanstop.decide.remembered import PolicyState
+from nanstop.decide.policy import Policy
 from nanstop.diagnose.diagnose import examine
 from nanstop.errors import NanstopError, brief
 from nanstop.localize.intervention import intervene
@@ -58,7 +57,6 @@ from nanstop.rewrite.forms.form_code import codes_of
 from nanstop.session.history import History
 from nanstop.session.machine import command, environment
 from nanstop.session.run_state import RunState
-from nanstop.session.shared.conclusion import Conclusion
 from nanstop.session.shown_text import text_around
 from nanstop.session.telling.live import Live, Search
 
@@ -357,32 +355,6 @@ class Investigation:
             audit=(audit,),
             failures=tuple(self.failures),
         )
-
-
-def of_no_training(run: RunState, cause: Diagnosis) -> Conclusion:
-    """Return what a run comes to whose updates change nothing, by a ``cause`` that is found
-    now: an incident of finite numbers, of which nothing is run again.
-    Synchronises the device as its numbers are read.
-    """
-    assert cause.seen is not None
-    now = run.present() or StepId(run=run.facts.host, step=0)
-    at = replace(now, step=cause.seen.step, micro=None)
-    found = Investigation(
-        facts=run.facts,
-        at=at,
-        phase=cause.seen.phase or "optimizer",
-        signals=(Signal(source="gauge", message=cause.title, at=at),),
-        live=run.live,
-    )
-    found.state(cause, run.series)
-    action = for_nothing_trained(run.policy)
-    outcome = "done" if action.kind == "stop" else ""
-    return Conclusion(
-        report=found.report(AuditEntry(at=at, action=action, outcome=outcome)),
-        key=FailureKey(kind="zero_grad", phase=found.phase),
-        state=PolicyState(),
-        is_new=True,
-    )
 
 
 def _environment() -> Environment:

@@ -77,7 +77,7 @@ class Looks:
         self._never = NeverReached()
         self._replaced = ReplacedParts()
         self._ranges = SampledRanges(wanted=keeps_ranges)
-        self._memory_is_due = run.facts.world_size == 1
+        self._memory_is_due = True
         """Whether it is to be seen yet what a step reads that nobody has written."""
         self._places: dict[tuple[str, str], int] = {}
         """Of modules and their formats in the order of the forward that was looked at first."""
@@ -154,7 +154,7 @@ class Looks:
         facts, still = self._run.facts, self._standstill
         if self._never.is_due or (still.num_zero and still.due(facts)):
             return True
-        if self._memory_is_due or (is_early(step) and self._ranges.due(step)):
+        if is_early(step) and self._ranges.due(step):
             return True
         return self._gauge.wide_due(facts) or self._early.due(step, facts)
 
@@ -180,12 +180,7 @@ class Looks:
         if self._ranges.due(step.id.step):
             self._ranges.take(step)
         if self._gauge.wide_due(facts):
-            place = self._gauge.wide(step)
-        if self._memory_is_due:
-            from nanstop.localize.memory.unwritten import unwritten_read
-
-            self._memory_is_due = False
-            place = unwritten_read(step, 0) or place
+            place = self._of_memory(step) or self._gauge.wide(step)
         if self._standstill.due(facts):
             elsewhere = self._standstill.take(step)
             self._run.series.add(ELSEWHERE, step.id.step, elsewhere)
@@ -199,6 +194,13 @@ class Looks:
         if self._early.due(step.id.step, facts):
             self._look(lambda: self._early.again(step, facts))
         return place
+
+    def _of_memory(self, step: Step) -> Localization | None:
+        """Return where a step reads what nobody has written; looked for once."""
+        from nanstop.localize.memory.unwritten import unwritten_read
+
+        is_due, self._memory_is_due = self._memory_is_due, False
+        return unwritten_read(step, 0) if is_due else None
 
     def logged(self) -> None:
         known = tuple(account for account in self._latest if account.is_own)

@@ -373,7 +373,7 @@ class Session(WatchedRun):
 
     def _tell(self, finding: Diagnosis) -> None:
         if is_incident(finding, self.facts) and self._met_failures() is not None:
-            from nanstop.session.investigation import of_no_training
+            from nanstop.session.telling.no_training import of_no_training
 
             decision = self._concluded(self._named(of_no_training(self, finding)))
             self._stop = decision if decision.kind == "stop" else None

@@ -7,7 +7,7 @@ of three runs, or in some of those that were made of it as it is.
 Or the step reads memory that nobody has written. What another tensor has left there is 0 in most
 steps, a large number in others, NaN in the rest, and may come back in each replay or in none. That
 is found by experiment: with NaN in all memory that is not written yet the step is NaN, and the
-operation that hands it on is named. A healthy step is looked at in that way once.
+operation that hands it on is named. In half precision a healthy step is looked at in that way once.
 
 ## Why it happens
 A failure that depends on nothing that was saved depends on something else: a race between streams,

@@ -341,11 +341,15 @@ def scored(pad, folder, num_steps=2):
         for _ in range(num_steps):
             watch.step(lambda b: model(**b).loss, batch)
             watch.update(clip=None)
-    return {finding.code: finding.cause for finding in watch.findings}
+    return {finding.code: (finding.title, finding.cause) for finding in watch.findings}
 
 
 def test_a_score_that_is_read_at_padding_is_told_in_float32_too(tmp_path):
-    assert scored(5, tmp_path / "bad")["NS208"] == "3 rows of the batch scored at a padding token"
+    title, cause = scored(5, tmp_path / "bad")["NS208"]
+    assert (title, cause) == (
+        "scores read at padding",
+        "3 rows of the batch scored at a padding token",
+    )
     assert scored(0, tmp_path / "good") == {}
 
 

@@ -1100,6 +1100,19 @@ def test_a_label_that_losses_leave_out_is_no_row_that_is_missing():
     assert check("NS502", last).confirmed.startswith("`embedding` was asked for -1;")
 
 
+def test_a_place_below_0_is_no_row_however_far_the_others_reach():
+    given = lookup(asked=9.0, message="index out of range in self")
+    raised = given.localization.first_bad
+    ids = replace(raised.inputs[1], minimum=-1.0, name="batch[position_ids]")
+    raised = replace(raised, inputs=(raised.inputs[0], ids))
+    given = replace(given, localization=replace(given.localization, first_bad=raised))
+    found = check("NS502", given)
+    assert found.title == "id out of range: `position_ids` holds -1"
+    assert found.confirmed == "`embedding` was asked for -1; what it looks in has 64 rows"
+    assert "`clamp(min=0)`" in found.usual_cure
+    assert found.confidence == "certain"
+
+
 def test_collapse_names_the_operation_where_it_was_found():
     given = evidence(localization(overflow()), signals=(Signal(source="scaler"),))
     assert "`mul` in `model.layers.1.mlp`" in check("NS302", given).lines[0]

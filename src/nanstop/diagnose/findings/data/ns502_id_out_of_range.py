@@ -54,7 +54,7 @@ from collections.abc import Sequence
 from nanstop.diagnose.evidence.candidates import without_rows
 from nanstop.diagnose.evidence.reading import failing_batch, raised_message, raised_op, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import BatchFact, Diagnosis, Evidence, RunFacts
+from nanstop.records import BatchFact, Diagnosis, Evidence, RunFacts, TensorStats
 from nanstop.records.formats import is_float
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.wording import number
@@ -81,6 +81,10 @@ _OF_OTHERS = (
 _OF_POSITIONS = (
     "It has {rows} places: cut texts to that length, what the model puts before them (virtual "
     "tokens) included, or give it more (`max_position_embeddings`)."
+)
+_OF_NEGATIVES = (
+    "A number below 0 marks what has no place there (padding, as `mask.cumsum(-1) - 1` counts it): "
+    "look up `clamp(min=0)`, and leave those places out by the mask."
 )
 _NOT_IDS = ("position", "type", "mask", "length", "cu_seqlens")
 
@@ -132,6 +136,8 @@ def _of_another_table(evidence: Evidence, wanted: float | None) -> list[str] | N
     if wanted is None or event is None or not event.name.startswith(("embedding", "_embedding")):
         return None
     rows, (_, _, name) = event.inputs[0].shape[0], (event.inputs[1].name or "").partition("[")
+    if wanted < 0:
+        return [f"`{name[:-1]}` holds {number(wanted)}"] if name else None
     if tokens in (None, rows) or wanted < rows:
         return None
     return [f"`{name[:-1]}` reaches {number(wanted)}, the table has {rows} rows"] if name else []
@@ -149,6 +155,8 @@ def _usual_cure(evidence: Evidence, wanted: float | None) -> str:
     if ROWS_AT.get(event.name) == LABELS:
         return _OF_LABELS
     rows = event.inputs[0].shape[0]
+    if wanted < 0:
+        return _OF_NEGATIVES
     if not event.name.startswith(("embedding", "_embedding")) or tokens in (None, rows):
         return ""
     # What no batch holds, and no token is, the model has counted out itself.
@@ -172,21 +180,25 @@ def _lookup(evidence: Evidence) -> tuple[str, float | None]:
     table, ids = event.inputs[0], event.inputs[1]
     if is_float(ids.dtype) or not -len(table.shape) <= axis < len(table.shape):
         return "", None
-    rows, asked = table.shape[axis], _asked_for(evidence, ids.absmax)
+    rows = table.shape[axis]
     least = -rows if event.name in FROM_THE_END else 0
+    asked = _asked_for(evidence, ids, least)
     if least <= asked < rows:
         return "", None
     said = f"`{event.name}` was asked for {number(asked)}; what it looks in has {rows} rows"
     return said, asked
 
 
-def _asked_for(evidence: Evidence, largest: float) -> float:
-    """Return the number that was looked up, of which ``largest`` is the size: the message says its
-    sign, or the batch does.
+def _asked_for(evidence: Evidence, ids: TensorStats, least: float) -> float:
+    """Return the number that was looked up: the message says it, or the least of ``ids`` is below
+    ``least``, or else the largest in size, whose sign the batch says.
     """
     named = _NUMBER.search(raised_message(evidence))
     if named is not None:
         return float(named[1])
+    largest = ids.absmax
+    if ids.minimum is not None:
+        return ids.minimum if ids.minimum < least else largest
     batch = failing_batch(evidence)
     is_below = any(fact.minimum == -largest for fact in batch)
     return -largest if is_below and not any(fact.maximum == largest for fact in batch) else largest

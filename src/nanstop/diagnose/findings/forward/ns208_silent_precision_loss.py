@@ -90,6 +90,10 @@ LEAST_LOSS = 0.01
 """Losses below this (of an objective that adds up to 0) have no relative distance."""
 
 _ANGLES = ("sin", "cos")
+_READ_AT_THE_LAST = (
+    "read each row at the last token that its mask keeps; a model of transformers looks for "
+    "`model.config.pad_token_id`: give it the id that texts are padded with"
+)
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -110,12 +114,13 @@ def check(evidence: Evidence) -> Diagnosis | None:
     met = [*coarse, *probe.cancelled, *probe.lost_sums]
     return Diagnosis(
         code="NS208",
-        title="finite, and not what float32 computes",
+        title=_title(probe, causes),
         cause=causes[0],
         confidence=_confidence(probe, coarse),
         lines=(
             *filter(None, (probe.pooled_at, *(row.line for row in met[:1]))),
             *causes[1:],
+            *((_READ_AT_THE_LAST,) * bool(_pooled(probe))),
             *map(_advice, coarse[:1]),
             *(("enter autocast anew for each forward, or with cache_enabled=False",) * stale),
             *(("keep the sum in float32",) * bool(probe.lost_sums)),
@@ -126,6 +131,12 @@ def check(evidence: Evidence) -> Diagnosis | None:
         where=next(filter(None, (*(row.module for row in met), *places)), ""),
         seen=sighting(evidence, "forward", op=next((row.op for row in met), None)),
     )
+
+
+def _title(probe: Probe, causes: list[str]) -> str:
+    """Return the title; a score that is read at the wrong place is so in every format."""
+    only_pooled = causes == [*_pooled(probe)]
+    return "scores read at padding" if only_pooled else "finite, and not what float32 computes"
 
 
 def _confidence(probe: Probe, coarse: list[CoarseRow]) -> Confidence:

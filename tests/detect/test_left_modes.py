@@ -73,6 +73,35 @@ def test_it_is_told_at_the_end_where_most_was_made_before(tmp_path):
     assert "NS119" in findings_of(tmp_path, run)
 
 
+def test_it_is_told_where_each_step_has_its_validation(tmp_path):
+    def run():
+        net, optimizer = made()
+        for _ in range(20):
+            train(net, optimizer, 1)
+            validate(net)
+
+    finding = findings_of(tmp_path, run)["NS119"]
+    assert finding.source.text == "net.eval()"
+    assert finding.seen.step == 1
+
+
+def after_a_trial():
+    """One step that tries out whether the loop runs, then all statistics frozen."""
+    net, optimizer = made()
+    train(net, optimizer, 1)
+    validate(net)
+    train(net, optimizer, 24)
+
+
+def asked_for_anew():
+    net, optimizer = made()
+    for num in range(20):
+        if num:
+            net.eval()
+        train(net, optimizer, 1)
+        validate(net)
+
+
 def from_the_start():
     net, optimizer = made()
     net.eval()
@@ -124,6 +153,8 @@ def a_teacher():
 HEALTHY = {
     "put back": epochs(back=True),
     "nothing that acts": epochs(acts=False),
+    "after a trial": after_a_trial,
+    "asked for anew": asked_for_anew,
     "from the start": from_the_start,
     "on purpose": on_purpose,
     "another optimizer": another_optimizer,

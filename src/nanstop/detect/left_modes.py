@@ -7,7 +7,7 @@ the next updates are made in that mode. Who means to train so asks for it after 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from nanstop.replay.step import Step
 
 LEAST_BEFORE, LEAST_SINCE = 4, 16
-"""Updates in training mode before, and in evaluation mode since, from which it is told."""
+"""Updates in training mode before, or validations since, and updates in evaluation mode since, from
+which it is told. A lone step that tries out whether the loop runs is no training; a validation that
+comes again and again is what the mode was asked for, however early the first of them was.
+"""
+
+
+_EvalCalls = tuple[Any, bool, int]
+"""See ``LoopStep.put_in_eval``."""
+_NEVER: _EvalCalls = (None, False, 0)
 
 
 @dataclass(slots=True)
@@ -42,7 +50,15 @@ class _Mode:
     still: tuple[str, ...] = ()
     """Those of them that have been out of it since, where a validation has left them so."""
     at: SourceLine | None = None
+    before: int = 0
+    """Validations that the first update in evaluation mode came after."""
+    validations: int = 0
     trained_by: Any = field(default=lambda: None)
+
+    @property
+    def is_left(self) -> bool:
+        is_meant_otherwise = max(self.num_train, self.validations) >= LEAST_BEFORE
+        return bool(self.still) and self.num_eval >= LEAST_SINCE and is_meant_otherwise
 
     @property
     def facts(self) -> ModeFacts:
@@ -65,7 +81,8 @@ class LeftModes:
         model were made in evaluation mode. Walks the modules at its updates 1, 2, 4, 8, ... and at
         the first after a change of its mode. No device work.
         """
-        if self._is_told or not hasattr(step, "put_in_eval"):  # a trainer sees to its modes itself
+        calls: Mapping[nn.Module, _EvalCalls] | None = getattr(step, "put_in_eval", None)
+        if self._is_told or calls is None:  # a trainer sees to its modes itself
             return None
         for home in homes(step.view):
             mode = self._of.get(home)
@@ -79,9 +96,13 @@ class LeftModes:
                     mode.trained_by = ref(optimizer)
                 continue
             mode.num_eval += 1
-            if mode.num_eval == 1 and mode.num_train >= LEAST_BEFORE:
-                _look(mode, home, optimizer, step)
-            if mode.still and mode.num_eval >= max(LEAST_SINCE, 2 * mode.num_train):
+            left = calls.get(home, _NEVER)
+            if mode.num_eval == 1 and mode.num_train:
+                _look(mode, home, optimizer, left)
+            if not left[1]:  # asked for since, by nobody who validates
+                mode.still = ()
+            mode.validations = left[2] - mode.before
+            if mode.is_left and mode.num_eval >= 2 * mode.num_train:
                 self._is_told = True
                 return mode.facts
         return None
@@ -89,14 +110,14 @@ class LeftModes:
     def finished(self) -> Iterator[ModeFacts]:
         """Yield, at the end of a run, what is known of a model that was never put back."""
         for mode in () if self._is_told else self._all:
-            if mode.still and mode.num_eval >= LEAST_SINCE:
+            if mode.is_left:
                 yield mode.facts
 
 
-def _look(mode: _Mode, home: nn.Module, optimizer: Optimizer, step: Step) -> None:
+def _look(mode: _Mode, home: nn.Module, optimizer: Optimizer, left: _EvalCalls) -> None:
     """Note what a validation has left in evaluation mode, if it has."""
-    left: Any = getattr(step, "put_in_eval", {})
-    line, was_called = left.get(home, (None, False))
+    line, was_called, num = left
+    mode.before = num - was_called
     if not was_called or mode.trained_by() is not optimizer:
         return
     held = set(map(id, held_by(optimizer)))

@@ -115,7 +115,7 @@ class LoopStep:
     that windows of the run have had. ``past`` and ``rewritten_at``: see ``HostStep``.
     ``without_graph``: modules that the script has called under no_grad, how often, and the first
     line that did. ``put_in_eval``: those that it put in evaluation mode, the last line that did,
-    and whether it has called them under no_grad since.
+    whether it has called them under no_grad since, and how often that came to be so.
     """
 
     id: StepId
@@ -130,7 +130,7 @@ class LoopStep:
     past: str = ""
     rewritten_at: Callable[[], tuple[SourceLine, ...] | None] = lambda: None
     without_graph: Mapping[nn.Module, tuple[int, Line]] = field(default_factory=dict)
-    put_in_eval: Mapping[nn.Module, tuple[Line, bool]] = field(default_factory=dict)
+    put_in_eval: Mapping[nn.Module, tuple[Line, bool, int]] = field(default_factory=dict)
     remedies: WindowRemedies = field(default_factory=WindowRemedies)
     replicas: Replicas = ONE_COPY
     collectives: Collectives = field(default_factory=Collectives)

@@ -65,9 +65,9 @@ class Steps:
         self._shared = SharedModels("script")
         self.without_graph: WeakKeyDictionary[nn.Module, tuple[int, Line]] = WeakKeyDictionary()
         """How often a module with what could be trained was called without one, and where."""
-        self.put_in_eval: WeakKeyDictionary[nn.Module, tuple[Line, bool]] = WeakKeyDictionary()
-        """Which line put a module in evaluation mode last, and whether it was called without a
-        graph since.
+        self.put_in_eval: WeakKeyDictionary[nn.Module, tuple[Line, bool, int]] = WeakKeyDictionary()
+        """Which line put a module in evaluation mode last, whether it was called without a graph
+        since, and how often that came to be so.
         """
         self._asked: WeakSet[nn.Module] = WeakSet()
         """Models of which it is known how they were loaded."""
@@ -83,11 +83,14 @@ class Steps:
         self.without_graph[module] = num + 1, first
         inner = inner_module(module)
         if inner in self.put_in_eval:
-            self.put_in_eval[inner] = self.put_in_eval[inner][0], True
+            put_at, was_called, times = self.put_in_eval[inner]
+            self.put_in_eval[inner] = put_at, True, times + (not was_called)
 
     def put_into_eval(self, module: nn.Module, line: Line) -> None:
         """Note that the script puts a module in evaluation mode."""
-        self.put_in_eval[inner_module(module)] = line, False
+        inner = inner_module(module)
+        times = self.put_in_eval[inner][2] if inner in self.put_in_eval else 0
+        self.put_in_eval[inner] = line, False, times
 
     def step(
         self, window: ScriptWindow, optimizer: Optimizer | None, parameters: Sequence[Tensor]

@@ -13,11 +13,12 @@ the batch. With a momentum of 0.1 they hold 1 - 0.9^20 = 88 % of what 20 updates
 so while the weights below them move on: what was normalised to a variance of 1 drifts away from it,
 and the gradient no longer goes through the statistics.
 
-It is told where a model was trained in training mode for 4 updates or more, was put in evaluation
-mode, was called without a graph then, and the same optimizer makes its updates in that mode from
-there on: 16 of them, and twice as many as before or up to the end of the run. A model that is put
-in evaluation mode once more after the validation, or from the start, is trained so on purpose, as
-are parts that are frozen in a model which is in training mode itself; so is one that holds neither
+It is told where a model was trained in training mode, was put in evaluation mode, was called
+without a graph then, and the same optimizer makes its updates in that mode from there on: 16 of
+them, and twice as many as before or up to the end of the run. There were 4 updates in training mode
+or more, or 4 such validations since: a lone step is a trial of the loop. A model that is put in
+evaluation mode once more after the validation, or from the start, is trained so on purpose, as are
+parts that are frozen in a model which is in training mode itself; so is one that holds neither
 Dropout nor BatchNorm.
 
 ## Example

@@ -19,7 +19,7 @@ from nanstop.decide.policy import Policy
 from nanstop.detect.signals import Alarm
 from nanstop.records import Atom, GradientPath, HeadFacts, RunFacts, Sighting, Signal, StepId
 from nanstop.report.text.run_end import end_line
-from nanstop.session import investigation
+from nanstop.session import investigation, looks
 from nanstop.session.failures import Failures
 from nanstop.session.history import History
 from nanstop.session.investigation import Investigation
@@ -544,6 +544,24 @@ def test_the_gauge_finds_overflow_that_was_absorbed_and_takes_its_share_of_time_
     found = {row["code"]: row for row in summary(tmp_path)["findings"]}["NS209"]
     assert (found["step"], found["micro"], found["phase"]) == (step.id.step, 0, "forward")
     assert found["op"].startswith("aten.mul")
+
+
+def test_a_look_that_needs_room_is_a_small_share_of_the_run(tmp_path, monkeypatch):
+    now = [0.0]
+
+    @contextmanager
+    def made(_step):
+        now[0] += 10.0
+        yield 1
+
+    step = half_step(GOOD, index=0)
+    session = session_for(step, tmp_path, clock=lambda: now[0])
+    monkeypatch.setattr(looks, "room_made", made)
+    assert session.gauge_due(1)
+    session.gauge(step)
+    for seconds, is_due in ((10.0, False), (3000.0, False), (3000.0, True)):
+        now[0] += seconds
+        assert session.gauge_due(2) == is_due
 
 
 def test_a_finding_that_was_measured_comes_before_one_that_was_expected(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from nanstop.detect.early_steps import EarlySteps, is_early
 from nanstop.detect.first_rows import FirstRows
-from nanstop.detect.gauge import Gauge
+from nanstop.detect.gauge import WIDE_SHARE, Gauge
 from nanstop.detect.gradient_arrival import MOST_UPDATES, NeverReached, ReplacedParts
 from nanstop.detect.left_modes import LeftModes
 from nanstop.detect.rates.used import Rates
@@ -85,6 +86,8 @@ class Looks:
             lambda: deque(maxlen=_ACCOUNTS)
         )
         self._audits_over = False
+        self._clock, self._not_before = clock, -math.inf
+        """When the next micro-batch may be run again, where room had to be made for the last."""
         self._window: StepId | None = None
         """The last window that was healthy before its update."""
         self._numbers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
@@ -151,6 +154,8 @@ class Looks:
 
     def due(self, step: int) -> bool:
         """Return whether ``again`` has something to look at in a step."""
+        if self._clock() < self._not_before:
+            return False
         facts, still = self._run.facts, self._standstill
         if self._never.is_due or (still.num_zero and still.due(facts)):
             return True
@@ -159,8 +164,12 @@ class Looks:
         return self._gauge.wide_due(facts) or self._early.due(step, facts)
 
     def again(self, step: Step) -> None:
-        """Run one micro-batch of a healthy window again, undone, for all that is due in it."""
-        place, facts = None, self._run.facts
+        """Run one micro-batch of a healthy window again, undone, for all that is due in it.
+
+        Where gradients have to make room for that, it is not done again before it has been a small
+        share of the run.
+        """
+        place, facts, began, takes = None, self._run.facts, self._clock(), 0
         try:
             with room_made(step) as takes:
                 require(step.view.device_type, takes)
@@ -168,6 +177,9 @@ class Looks:
         except Exception as error:  # an instrument must not end a healthy run
             let_go(error)
             self._announce(f"ranges could not be sampled ({type(error).__name__}: {error})")
+        if takes:
+            now = self._clock()
+            self._not_before = now + (now - began) / WIDE_SHARE
         if place is not None:
             series, at = self._run.series.recent(), replace(step.id, micro=0)
             self._findings.examine_healthy(

@@ -781,6 +781,14 @@ def test_an_overflow_of_float32_offers_no_float32():
     assert "learning rate" in found.usual_cure
 
 
+@pytest.mark.parametrize(("length", "is_told"), [(math.nan, True), (None, False)])
+def test_only_an_update_that_was_rehearsed_is_foretold(length, is_told):
+    signal = Signal(source="param", name="weight", value=length)
+    given = evidence(facts=half_head(), signals=(signal,))
+    given = replace(given, incident=replace(given.incident, phase="optimizer"))
+    assert (check("NS402", given) is not None) == is_told
+
+
 def test_update_names_the_vanishing_eps_and_the_parameter():
     diagnosis = check("NS402", evidence(UPDATE, half_head()))
     assert "`score.weight`" in diagnosis.title

@@ -126,7 +126,8 @@ def _foreseen(evidence: Evidence) -> Diagnosis | None:
     incident = evidence.incident
     if incident is None or incident.phase != "optimizer" or incident.bad_params:
         return None
-    broken = tuple(signal.name for signal in incident.signals if signal.source == "param")
+    expected = (one for one in incident.signals if one.source == "param" and one.value is not None)
+    broken = tuple(one.name for one in expected)  # of what was rehearsed the length is known
     if not broken:
         return None
     facts = standing(evidence)

@@ -11,7 +11,8 @@ from torch.nn import functional
 
 import nanstop
 from fnstep import FnStep
-from nanstop.localize.memory.unwritten import located, unwritten_read
+from nanstop.localize.localize import localize
+from nanstop.localize.memory.unwritten import of_unwritten, unwritten_read
 from nanstop.records import Unwritten
 from nanstop.replay.conditions import filled_memory
 from nanstop.tracing.definitions.once_more import unwritten
@@ -65,7 +66,8 @@ def step_of(model):
 
 
 def found_in(step):
-    return located(step, 0, update=False, phase="forward")
+    found = localize(step, 0)
+    return of_unwritten(step, 0, found) or found
 
 
 def test_memory_that_is_read_before_it_is_written():

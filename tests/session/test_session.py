@@ -460,7 +460,15 @@ def test_an_update_that_broke_the_weights_is_found_cured_and_rolled_back(tmp_pat
     assert not model.weight.isfinite().all()
 
 
-STAGES = ["batch_facts", "rerun", "located", "environment", "prove_step", "examine"]
+STAGES = [
+    "batch_facts",
+    "rerun",
+    "localize",
+    "of_unwritten",
+    "environment",
+    "prove_step",
+    "examine",
+]
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -493,7 +501,7 @@ def test_a_case_that_cannot_be_made_is_skipped(tmp_path):
     assert "out of memory" in " ".join(session.reports[0].failures)
 
 
-@pytest.mark.parametrize("stage", ["rerun", "located", "prove_step"])
+@pytest.mark.parametrize("stage", ["rerun", "localize", "of_unwritten", "prove_step"])
 def test_an_interrupt_keeps_the_incident_and_the_weights(tmp_path, monkeypatch, stage):
     original, step = getattr(investigation, stage), half_step(GOOD, LARGE)
     session, before = session_for(step, tmp_path), weights(step)

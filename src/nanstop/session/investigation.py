@@ -15,7 +15,8 @@ from nanstop.decide.policy import Policy
 from nanstop.diagnose.diagnose import examine
 from nanstop.errors import NanstopError, brief
 from nanstop.localize.intervention import intervene
-from nanstop.localize.memory.unwritten import located
+from nanstop.localize.localize import localize
+from nanstop.localize.memory.unwritten import of_unwritten
 from nanstop.numerics.room import let_go
 from nanstop.numerics.weights import odd_weights
 from nanstop.prove.bad_samples import bad_places
@@ -152,16 +153,14 @@ class Investigation:
             ),
         )
         is_clean = self.replay is not None and self.replay.fidelity == "not_reproduced"
-        self.localization = self.stage(
-            "localization",
-            lambda: located(
-                failing.step,
-                failing.micro,
-                update=failing.update,
-                phase=failing.phase,
-                is_clean=is_clean,
-            ),
-        )
+        step, micro, phase = failing.step, failing.micro, failing.phase
+        if not is_clean:
+            self.localization = self.stage(
+                "localization", lambda: localize(step, micro, update=failing.update, phase=phase)
+            )
+        if not failing.update:
+            unwritten = partial(of_unwritten, step, micro, self.localization, phase)
+            self.localization = self.stage("memory", unwritten) or self.localization
         if is_clean:
             return
         if failing.broken and (self.localization is None or not self.localization.reaches):

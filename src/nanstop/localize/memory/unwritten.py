@@ -18,18 +18,18 @@ from nanstop.replay.step import Step
 from nanstop.tracing.record_step import record
 
 
-def located(
-    step: Step, micro: int, *, update: bool, phase: Phase, is_clean: bool = False
+def of_unwritten(
+    step: Step, micro: int, found: Localization | None, phase: Phase = "forward"
 ) -> Localization | None:
-    """Return where a micro-batch, or an update, fails; with ``is_clean``, in which it is finite
-    when it is run again, only what it reads that nobody has written.
+    """Return where a micro-batch reads what nobody has written, if its failure, which is ``found``,
+    may come of that, or with None any; None if there is no such place, or memory is short. Runs it
+    once, undone, and where something else is bad a few times more. Synchronises the device.
     """
-    found = None if is_clean else localize(step, micro, update=update, phase=phase)
-    if update or (found is not None and found.first_bad is None):
-        return found
+    if found is not None and found.first_bad is None:
+        return None
     with suppress(ShortOfMemoryError):
-        return _of_unwritten(step, micro, found, phase) or found
-    return found
+        return _in_filled(step, micro, found, phase)
+    return None
 
 
 def unwritten_read(step: Step, micro: int) -> Localization | None:
@@ -38,16 +38,12 @@ def unwritten_read(step: Step, micro: int) -> Localization | None:
     """
     if not attempt(step, micro, under=filled_memory).bad:
         return None
-    return _of_unwritten(step, micro, None)
+    return of_unwritten(step, micro, None)
 
 
-def _of_unwritten(
-    step: Step, micro: int, found: Localization | None, phase: Phase = "forward"
+def _in_filled(
+    step: Step, micro: int, found: Localization | None, phase: Phase
 ) -> Localization | None:
-    """Return where a micro-batch reads what nobody has written, if that is before what ``found``
-    says, and its loss or gradients come of it. Runs it once, undone, and where something else is
-    bad a few times more. Synchronises the device.
-    """
     event = found.first_bad if found is not None else None
     with filled_memory():
         recording = record(step, micro, phase=phase)

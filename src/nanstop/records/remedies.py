@@ -129,7 +129,12 @@ REMEDIES: Mapping[str, RemedyInfo] = MappingProxyType(
 """In the order in which remedies are applied: data, storage, forward, gradients, optimizer."""
 
 FORMS = (
-    *("stable_form", "memory_fill", "held_fill", "finite_fill", "finite_constant", "fp32_line"),
+    "stable_form",
+    "memory_fill",
+    "held_fill",
+    "finite_fill",
+    "finite_constant",
+    "fp32_line",
     "form",
 )
 """Remedies that write a failing line in another way."""

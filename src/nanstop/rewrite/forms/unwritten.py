@@ -52,6 +52,6 @@ def _grouped(draft: Draft, found: Operation) -> str | None:
 
 
 _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
-    **dict.fromkeys((*_ZEROS, "empty_strided", "new_empty_strided"), _zeros),
+    **dict.fromkeys((*_ZEROS, "empty_strided", "empty_permuted"), _zeros),
     **dict.fromkeys(("grouped_mm", "_grouped_mm"), _grouped),
 }

@@ -104,18 +104,18 @@ def unwritten(
     if traits.uninitialised:
         return Unwritten()
 
-    def is_bad(*, filled: bool) -> Tensor:
+    def again(*, filled: bool) -> Tensor:
         with torch.no_grad(), rng_kept(), filled_memory(filled=filled):
-            return bad_mask(outputs_of(func, args, kwargs, func(*args, **kwargs))[place])
+            return outputs_of(func, args, kwargs, func(*args, **kwargs))[place]
 
     seen = bad_mask(outputs[place])
     try:
-        in_nan = is_bad(filled=True)
+        in_nan = again(filled=True).isnan()  # an overflow is none: Inf is no fill
         if in_nan.shape != seen.shape or bool((seen & ~in_nan).any()):
             return None
         for _ in range(_MOST_TRIES):  # another block may be the one that is taken
             _leave_ones(outputs[place])
-            in_ones = is_bad(filled=False)
+            in_ones = bad_mask(again(filled=False))
             if not bool((seen & in_ones).any()):
                 return _described(in_nan & ~in_ones)
     except _NO_SUCH_FORM:

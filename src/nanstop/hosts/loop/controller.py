@@ -22,14 +22,14 @@ from nanstop.detect.numeric_errors import phase_of
 from nanstop.detect.sentinel import Reading, read_window, total_norm
 from nanstop.detect.signals import Alarm, alarm, alarm_of_exception, alarm_of_reading, arrived
 from nanstop.hosts.data_rows import DataRows
-from nanstop.hosts.ending import Ending
 from nanstop.hosts.loop.facts import facts_of_loop, present_rank
 from nanstop.hosts.loop.step import LoopStep, learning_rates
 from nanstop.hosts.model.hook_writes import HOOKED, HookWrites
 from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.tape.taped_micro import TapedMicro
-from nanstop.hosts.window_end import WindowEnds
+from nanstop.hosts.window.ending import Ending
+from nanstop.hosts.window.ends import WindowEnds
 from nanstop.numerics.tensors import nonfinite
 from nanstop.records import Atom, Phase, RunFacts, Signal, StepId
 from nanstop.replay.conditions import eager
@@ -40,7 +40,7 @@ from nanstop.session.watched_run import OpenSession, WatchedRun
 class LoopController:
     """One session of raw loops: opens it late, numbers the updates.
 
-    See ``hosts.window_end.WindowHost``.
+    See ``hosts.window.ends.WindowHost``.
     """
 
     def __init__(self, open_session: OpenSession) -> None:

@@ -21,7 +21,7 @@ from nanstop.errors import NanstopError
 from nanstop.hosts.replicas import ONE_COPY, Replicas, is_here
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.sharded.redirected import redirected
-from nanstop.hosts.window_remedies import WindowRemedies, under
+from nanstop.hosts.window.remedies import WindowRemedies, under
 from nanstop.measure.followed import Line
 from nanstop.numerics.parked import Away, is_tight
 from nanstop.records import Atom, RunFacts, SourceLine, StepId

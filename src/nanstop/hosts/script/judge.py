@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.detect.sentinel import norm_here
 from nanstop.errors import TrainingStopped
-from nanstop.hosts.ending import Ending
 from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.loop.moved_weights import has_moved
 from nanstop.hosts.loop.step import UnseenMicro
@@ -27,6 +26,7 @@ from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import INSIDE, Steps, is_of_weights
 from nanstop.hosts.script.window import window_of
 from nanstop.hosts.tape.tensors import total
+from nanstop.hosts.window.ending import Ending
 from nanstop.numerics.trained import held_by
 from nanstop.numerics.weights import param_groups
 from nanstop.records import GradientAccount

@@ -24,7 +24,7 @@ from nanstop.hosts.trainer.step import (
     clear_gradients,
     isolation,
 )
-from nanstop.hosts.window_remedies import under
+from nanstop.hosts.window.remedies import under
 from nanstop.numerics.tensors import nonfinite
 from nanstop.records import Atom
 from nanstop.replay.snapshot import ready_scaler

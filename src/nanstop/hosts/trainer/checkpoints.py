@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nanstop.hosts.trainer.watched import WatchedTrainer
-from nanstop.hosts.window_end import WindowEnds
+from nanstop.hosts.window.ends import WindowEnds
 from nanstop.numerics.tensors import nonfinite
 from nanstop.replay.held import at_rest
 from nanstop.session.watched_run import WatchedRun

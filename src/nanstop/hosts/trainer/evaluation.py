@@ -19,7 +19,7 @@ from nanstop.detect.signals import Alarm, alarm, alarm_of_exception
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.trainer.step import Reentry, isolation
 from nanstop.hosts.trainer.watched import WatchedTrainer
-from nanstop.hosts.window_end import WindowEnds
+from nanstop.hosts.window.ends import WindowEnds
 from nanstop.records import RunFacts, Signal, StepId
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.rng import RngState, note_rng, restore_rng

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from nanstop.errors import NanstopError
 from nanstop.hosts import compat, state_diff
-from nanstop.hosts.ending import Ending
 from nanstop.hosts.replicas import Replicas, is_here
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.sharded.engine import needs_others
@@ -23,7 +22,8 @@ from nanstop.hosts.tape.loss_tape import LossTape, is_recorded
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.taped_step import TapedStep
 from nanstop.hosts.trainer.objective import has_own_loss
-from nanstop.hosts.window_remedies import WindowRemedies
+from nanstop.hosts.window.ending import Ending
+from nanstop.hosts.window.remedies import WindowRemedies
 from nanstop.records import RunFacts, StepId
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.rng import RngNotes, RngState, restore_rng
@@ -273,7 +273,7 @@ class HfStep:
 
     @property
     def replicas(self) -> Replicas:
-        """See ``hosts.window_host.HostStep``."""
+        """See ``hosts.window.host.HostStep``."""
         micros = self.window.micros
         return self.host.shared.of_window(micros, {m.model for m in micros}, self.view.optimizer)
 

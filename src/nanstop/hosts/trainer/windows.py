@@ -18,7 +18,7 @@ from nanstop.hosts.tape.pieces import accumulation_in
 from nanstop.hosts.tape.taped_step import TapedStep
 from nanstop.hosts.trainer.step import HfStep, TrainerWindow, clear_gradients
 from nanstop.hosts.trainer.watched import WatchedTrainer
-from nanstop.hosts.window_end import WindowEnds
+from nanstop.hosts.window.ends import WindowEnds
 from nanstop.numerics.trained import held_by
 from nanstop.records import RunFacts, Signal, StepId
 from nanstop.replay.step import parameters_of
@@ -34,7 +34,7 @@ it falls 16-fold meanwhile.
 
 
 class TrainerWindows:
-    """See ``hosts.window_end.WindowHost``.
+    """See ``hosts.window.ends.WindowHost``.
 
     ``applied``: whether the update of the last window was.
     """

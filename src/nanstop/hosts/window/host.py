@@ -9,7 +9,7 @@ from nanstop.decide.decision import Decision
 from nanstop.detect.sentinel import Reading
 from nanstop.detect.signals import Alarm
 from nanstop.hosts.replicas import Replicas
-from nanstop.hosts.window_remedies import WindowRemedies
+from nanstop.hosts.window.remedies import WindowRemedies
 from nanstop.records import Atom, RunFacts, SourceLine
 from nanstop.replay.step import Step
 

@@ -20,9 +20,9 @@ from nanstop.detect.sentinel import Reading
 from nanstop.detect.signals import Alarm, alarm_of_exception, alarm_of_weights, arrived
 from nanstop.errors import NanstopError
 from nanstop.hosts import compat
-from nanstop.hosts.ending import Ending, Redone, shown
 from nanstop.hosts.replicas import ONE_COPY
-from nanstop.hosts.window_host import HostStep, WindowHost
+from nanstop.hosts.window.ending import Ending, Redone, shown
+from nanstop.hosts.window.host import HostStep, WindowHost
 from nanstop.numerics import host_memory
 from nanstop.numerics.weights import odd_weights
 from nanstop.records import Signal, StepId, TensorStats

@@ -83,6 +83,14 @@ class Foresight:
             self.over, self.obstacle = True, f"{type(error).__name__}: {error}"
         return ()
 
+    def looks(self, optimizer: Optimizer | None) -> bool:
+        """Return whether the next update of an optimizer may be looked at. No device work."""
+        if self.over or optimizer is None:
+            return False
+        followed = self._followed.get(optimizer)
+        number = followed.num_updates if followed is not None else 0
+        return _is_time(number) or bool(_at_no_rate(optimizer))
+
     def left_out(self) -> None:
         """Forget the last rehearsal: its update was left out."""
         if self._present is not None:

@@ -44,6 +44,36 @@ class Reading:
         return finite and not self.found_inf
 
 
+class LateReading:
+    """A window's values on their way to the host, which goes on to launch what comes next.
+
+    ``losses``, ``norm``: as ``read_window`` takes them. ``is_bad``: float32 scalar on the device of
+    ``norm``, 1 where one of them is not finite, else 0. No synchronisation.
+    """
+
+    def __init__(self, losses: Sequence[Tensor], norm: Tensor) -> None:
+        values = _stacked(_here(losses, norm), norm.device)
+        self._num_losses = len(losses)
+        self.is_bad = values.isfinite().all().logical_not().float()
+        self._arrived: Any = None
+        if values.device.type == "cpu":
+            self._values = values
+            return
+        self._values = torch.empty_like(values, device="cpu", pin_memory=True)
+        self._values.copy_(values, non_blocking=True)
+        self._arrived = torch.get_device_module(values.device).Event()
+        self._arrived.record()
+
+    def read(self) -> Reading:
+        """Return the values. Waits for what the device had been given before they were copied, and
+        for nothing that it was given since.
+        """
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        values = self._values.tolist()
+        return Reading(losses=tuple(values[: self._num_losses]), norm=values[-1])
+
+
 def read_window(
     losses: Sequence[Tensor], norm: Tensor, found_inf: Sequence[Tensor] = ()
 ) -> Reading:
@@ -53,11 +83,8 @@ def read_window(
     ``found_inf``: the scaler's scalar flags, one a device.
     Of one that several processes hold, this rank's part is read: no other takes part.
     """
-    scalars = [
-        one if type(one) is Tensor else next(iter(dense_parts(one)), one)
-        for one in (*losses, norm, *found_inf)
-    ]
-    values, num_losses = _values(scalars, norm.device), len(losses)
+    scalars, num_losses = _here(losses, norm, *found_inf), len(losses)
+    values = _values(scalars, norm.device)
     return Reading(
         losses=tuple(values[:num_losses]),
         norm=values[num_losses],
@@ -65,12 +92,23 @@ def read_window(
     )
 
 
+def _here(losses: Sequence[Tensor], *others: Tensor) -> list[Tensor]:
+    return [
+        one if type(one) is Tensor else next(iter(dense_parts(one)), one)
+        for one in (*losses, *others)
+    ]
+
+
 def _values(scalars: Sequence[Tensor], device: torch.device) -> list[float]:
     if {one.device.type for one in scalars} == {"cpu"}:
         return [one.item() for one in scalars]  # there is nothing to wait for
+    return _stacked(scalars, device).tolist()
+
+
+def _stacked(scalars: Sequence[Tensor], device: torch.device) -> Tensor:
     # A finite loss in float64 may be beyond float32; not every device has float64.
     wide = torch.float64 if torch.float64 in [s.dtype for s in scalars] else torch.float32
-    return torch.stack([s.detach().to(device, wide).reshape(()) for s in scalars]).tolist()
+    return torch.stack([s.detach().to(device, wide).reshape(()) for s in scalars])
 
 
 def total_norm(parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:

@@ -137,13 +137,17 @@ class SnapshotKeeper:
         self.by_count = num_ranks > 1
         self.memory_share = _MEMORY_SHARE / num_ranks
 
-    def before_update(self, trainable: Callable[[], Trainable], step: Step) -> None:
+    def before_update(
+        self, trainable: Callable[[], Trainable], step: Step, *, may_take: bool = True
+    ) -> None:
         """Note that the update of ``step`` is about to be applied;
         ``trainable`` is asked for only when it is time.
+
+        Without ``may_take`` it has been by now: no snapshot can be taken.
         """
         if self._num_updates == 0:
             self._started = self.clock()
-        if self._is_new or self._due():
+        if may_take and self.is_due():
             self._num_since, self._is_new = 0, False
             self._take(trainable)
         if self.snapshot is not None:
@@ -168,8 +172,9 @@ class SnapshotKeeper:
         self._windows.clear()
         self._window_bytes = self._heaviest = 0
 
-    def _due(self) -> bool:
-        if self._num_updates == 0:
+    def is_due(self) -> bool:
+        """Return whether a snapshot is to be taken before the next update."""
+        if self._is_new or self._num_updates == 0:
             return True
         if self.snapshot is not None and not self.snapshot.is_whole():
             self.forget()

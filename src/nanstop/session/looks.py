@@ -152,6 +152,16 @@ class Looks:
             for finding in examine(found, "account").diagnoses:
                 self._findings.measured(finding)
 
+    def may_wait(self, step: Step) -> bool:
+        """Return whether nothing of a window is to be looked at before its update."""
+        early, path = self._early, self._run.facts.gradient_path
+        number = self._numbers.get(step.view.optimizer, 0) if step.view.optimizer else 0
+        if number <= MOST_UPDATES or is_early(number) or is_early(step.id.step):
+            return False
+        follows = early.sample is not None or early.arrival.was is not None
+        is_unknown = path is not None and path.num_reached is None
+        return not (follows or is_unknown or self._replaced.suspects or self.due(step.id.step))
+
     def due(self, step: int) -> bool:
         """Return whether ``again`` has something to look at in a step."""
         if self._clock() < self._not_before:

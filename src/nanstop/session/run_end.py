@@ -9,15 +9,29 @@ from pathlib import Path
 
 from nanstop.errors import NanstopError
 from nanstop.numerics.tensors import is_inexact, nonfinite
-from nanstop.records import Report, codec
+from nanstop.ranks import is_first
+from nanstop.records import Atom, Report, codec
 from nanstop.replay.step import ModelView, trainable_of
 from nanstop.report.announce import short
 from nanstop.report.text.run_end import RunEnd
 from nanstop.session.history import History
+from nanstop.session.run_state import RunState
 from nanstop.store.incidents import Store, load_report
 
 _LAST = 3
 """Losses at the end of a run that are looked at."""
+
+
+def filled(end: RunEnd, run: RunState, store: Store, kept: tuple[Atom, ...]) -> RunEnd:
+    """Return the end of a run with what it has met, where that is kept, and whether it is finite
+    under the remedies that were ``kept`` to its end.
+    """
+    met = [one for one in run.reports if one.incident.id in end.failures]
+    end.met(met, store.merged.incidents if is_first() else ())
+    end.folders = folders_of(end, met, store)
+    if kept:
+        end.kept, end.not_finite = kept, not_finite(run.view, run.series)
+    return end
 
 
 def not_finite(view: ModelView, series: History) -> tuple[str, ...] | None:

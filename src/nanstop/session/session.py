@@ -1,6 +1,4 @@
-"""One watched run: what a healthy one needs is here, what failures need is imported with the
-first of them.
-"""
+"""One watched run. What failures need is imported with the first of them."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ from nanstop.session.findings import Findings, is_incident
 from nanstop.session.history import WHOLE, History
 from nanstop.session.looks import Looks
 from nanstop.session.machine import command, environment
-from nanstop.session.run_end import folders_of, not_finite
+from nanstop.session.run_end import filled
 from nanstop.session.shown_text import ids_as_text
 from nanstop.session.telling.live import Live
 from nanstop.session.watched_run import WatchedRun, WrittenBy
@@ -271,6 +269,10 @@ class Session(WatchedRun):
             self._foresight.over = True
         return decision
 
+    def may_read_late(self, step: Step) -> bool:
+        comes_first = self.policy.audit_devices or self._foresight.looks(step.view.optimizer)
+        return self.may_leave_out and not comes_first and self._looks.may_wait(step)
+
     def gauge_due(self, step: int) -> bool:
         return self._looks.due(step)
 
@@ -344,15 +346,13 @@ class Session(WatchedRun):
             self.announce(self._told_at_end(in_force))
 
     def _told_at_end(self, in_force: tuple[Atom, ...]) -> RunEnd:
-        end, met = self._end, [r for r in self.reports if r.incident.id in self._end.failures]
-        end.met(met, self.store.merged.incidents if is_first() else ())
-        end.findings, end.folders = self.findings, folders_of(end, met, self.store)
+        end, kept = self._end, in_force if self._exit == 0 else ()
+        end.findings = self.findings
         end.lost = self._failures.lost if self._failures is not None else {}
         end.ended = {0: "", STOPPED: "then stopped"}.get(self._exit or 0, "ended early")
-        if in_force and self._exit == 0:
-            end.kept, end.not_finite = in_force, not_finite(self.view, self.series)
-            end.needed = self._saves.at_the_end() if self._saves is not None else ""
-        return end
+        if kept and self._saves is not None:
+            end.needed = self._saves.at_the_end()
+        return filled(end, self, self.store, kept)
 
     def report(self) -> RunReport:
         from nanstop.report.run_report import RunReport

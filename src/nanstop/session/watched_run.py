@@ -153,6 +153,14 @@ class WatchedRun(Protocol):
         the last of it. Synchronises the device where the update is one of those that are rehearsed.
         """
 
+    def may_read_late(self, step: Step) -> bool:
+        """Return whether the values of a window may be read once its update was launched, which the
+        device leaves out by itself where they are bad: nothing else is to be looked at before.
+        No device work.
+        """
+        del step
+        return False
+
     def gauge_due(self, step: int) -> bool:
         """Return whether a healthy micro-batch should be run once more for a closer look."""
         ...

@@ -23,6 +23,7 @@ from nanstop.detect.sentinel import Reading, read_window, total_norm
 from nanstop.detect.signals import Alarm, alarm, alarm_of_exception, alarm_of_reading, arrived
 from nanstop.hosts.data_rows import DataRows
 from nanstop.hosts.loop.facts import facts_of_loop, present_rank
+from nanstop.hosts.loop.gated_update import GatedUpdate, can_be_gated
 from nanstop.hosts.loop.step import LoopStep, learning_rates
 from nanstop.hosts.model.hook_writes import HOOKED, HookWrites
 from nanstop.hosts.model.left_weights import LEFT
@@ -89,10 +90,11 @@ class LoopController:
         *,
         can_redo: bool = True,
         anew: Callable[[], Tensor | None] | None = None,
+        gated: GatedUpdate | None = None,
     ) -> Ending:
         """Read the window's flag and carry out what the session resolves.
 
-        One device synchronisation.
+        One device synchronisation. ``gated``: the update, which the device has by now.
 
         Without ``can_redo`` the update is left out where it would be redone: its gradients are
         already in use. ``anew``: returns the norm of gradients that were just made. Errors:
@@ -101,6 +103,9 @@ class LoopController:
         given = [(norm, found_inf)]
 
         def read() -> Reading:
+            if gated is not None and given:
+                given.clear()
+                return gated.read()
             measure = anew or partial(_norm_anew, step)
             norm, found = given.pop() if given else (measure(), ())
             losses = [loss for loss in step.losses if loss is not None]
@@ -110,10 +115,27 @@ class LoopController:
 
         self._note_hook_writes()
         ending, self._view = Ending(), step.view
-        self.ends.close(step, read, ending, can_redo=can_redo)
+        self.ends.close(step, read, ending, can_redo=can_redo, late=gated is not None)
         reading = ending.reading if norm is not None else None
         self.latest_norm = reading.norm if reading is not None else None
         return ending
+
+    def gated(self, step: LoopStep, norm: Tensor | None) -> GatedUpdate | None:
+        """Return the update of a window whose values need not be waited for before it is launched,
+        None where they do: the device leaves it out where they are bad.
+        """
+        optimizer = step.view.optimizer
+        if (
+            norm is None
+            or optimizer is None
+            or self.session is None
+            or step.view.scaler is not None
+        ):
+            return None
+        if not can_be_gated(optimizer, norm) or not self.ends.may_read_late(step):
+            return None
+        losses = [loss for loss in step.losses if loss is not None]
+        return GatedUpdate(optimizer, losses, norm)
 
     def look_at_hooks(self, root: nn.Module) -> None:
         """Find out in the next backward whether hooks of a model update its weights, once a run."""

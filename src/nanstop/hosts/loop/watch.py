@@ -18,6 +18,7 @@ from nanstop.detect.sentinel import total_norm
 from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.loop.function_micro import FunctionMicro
+from nanstop.hosts.loop.gated_update import GatedUpdate
 from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.model.updates import accumulation_of
 from nanstop.hosts.model.view import PlainView
@@ -185,15 +186,10 @@ class WatchedLoop:
         self._open()
         with self._pause():
             try:
-                norm = self._judged()
+                norm, applied = self._settled(clip)
             except TrainingStopped:
                 self._drop_window()
                 raise
-            self._is_live = True
-            try:
-                applied = norm is not None and self._apply(clip, norm)
-            finally:
-                self._is_live = False
         self._account(applied=applied)
         if applied and scheduler is not None:
             scheduler.step()
@@ -302,11 +298,32 @@ class WatchedLoop:
             # torch's own optimizers call it so; its stubs do not list it.
             torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
 
-    def _judged(self) -> Tensor | None:
+    def _settled(self, clip: float | None) -> tuple[Tensor | None, bool]:
+        """Return the norm of the gradients, None where their update is left out, and whether it was
+        applied.
+        """
+        step, (norm, found) = self._step(), self._unscaled()
+        gated = self.controller.gated(step, norm)
+        if gated is not None:
+            self._clip_by(clip, gated.norm)
+            self._note_update()
+            gated.begin()
+            try:
+                self._optimizer.step()
+            finally:
+                gated.end()
+        usable = self._judged(step, norm, found, gated)
+        if gated is None or gated.is_left_out:
+            return usable, usable is not None and self._apply(clip, usable, is_live=True)
+        self.controller.ends.last_look(self._optimizer)
+        return norm, True
+
+    def _judged(
+        self, step: LoopStep, norm: Tensor, found: list[Tensor], gated: GatedUpdate | None
+    ) -> Tensor | None:
         """Return the norm of unscaled gradients that may be applied, or None."""
-        step, scaler = self._step(), self.view.scaler
-        norm, found = self._unscaled()
-        ending = self.controller.judge(step, norm, found)
+        scaler = self.view.scaler
+        ending = self.controller.judge(step, norm, found, gated=gated)
         if ending.failed:
             self._accounts.drop()
         if ending.redone and ending.apply:
@@ -329,18 +346,17 @@ class WatchedLoop:
     def _parameters(self) -> list[Tensor]:
         return held_by(self._optimizer)
 
-    def _apply(self, clip: float | None, norm: Tensor) -> bool:
-        """Clip and step; return whether the update was applied: a scaler may leave it out."""
+    def _apply(self, clip: float | None, norm: Tensor, *, is_live: bool = False) -> bool:
+        """Clip and step; return whether the update was applied: a scaler may leave it out.
+        ``is_live``: it is the run's own, and accounted for.
+        """
         scaler, optimizer = self.view.scaler, self._optimizer
-        if clip:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters(), clip, norm)
+        self._clip_by(clip, norm)
         settled = self.controller.ends.last_look(optimizer)
         if settled is not None:
             return settled
-        if self._is_live and self._accounts.is_looking:
-            self._accounts.guarded(self._accounts.updating, optimizer)
-        if self._is_live and self.controller.facts.world_size > 1:
-            self._shared.updating((self.view.root,), optimizer, self._micros)
+        if is_live:
+            self._note_update()
         if scaler is None:
             optimizer.step()
             return True
@@ -349,6 +365,16 @@ class WatchedLoop:
         scaler.step(optimizer)
         scaler.update()
         return not found
+
+    def _clip_by(self, clip: float | None, norm: Tensor) -> None:
+        if clip:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters(), clip, norm)
+
+    def _note_update(self) -> None:
+        if self._accounts.is_looking:
+            self._accounts.guarded(self._accounts.updating, self._optimizer)
+        if self.controller.facts.world_size > 1:
+            self._shared.updating((self.view.root,), self._optimizer, self._micros)
 
     def _update_again(self) -> None:
         norm, _ = self._unscaled()

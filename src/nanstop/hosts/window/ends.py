@@ -5,14 +5,15 @@ from its reading to an update that is applied, made anew or left out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch.optim import Optimizer
 
-from nanstop.decide.agreement import ONE_RANK, Ranks, on_every_rank
+from nanstop.decide.agreement import ONE_RANK, Ranks
 from nanstop.decide.decision import Decision
 from nanstop.decide.policy import IN_USE, REWRITTEN
 from nanstop.detect.numeric_errors import is_numeric
@@ -21,6 +22,7 @@ from nanstop.detect.signals import Alarm, alarm_of_exception, alarm_of_weights, 
 from nanstop.errors import NanstopError
 from nanstop.hosts import compat
 from nanstop.hosts.replicas import ONE_COPY
+from nanstop.hosts.window.anew import go_back, made_anew, named
 from nanstop.hosts.window.ending import Ending, Redone, shown
 from nanstop.hosts.window.host import HostStep, WindowHost
 from nanstop.numerics import host_memory
@@ -29,7 +31,6 @@ from nanstop.records import Signal, StepId, TensorStats
 from nanstop.records.facts import BY_HAND
 from nanstop.replay.rewind import Rewind, SnapshotKeeper
 from nanstop.replay.step import ModelView, Step, trainable_of
-from nanstop.replay.untouched import versions_kept
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
@@ -67,17 +68,19 @@ class WindowEnds:
         ending: Ending,
         *,
         can_redo: bool = True,
+        late: bool = False,
     ) -> None:
         """Settle a window.
 
         ``read`` gives its values, anew after each redo; what it raises may be a numeric failure.
+        ``late``: the device has its update by now, and leaves it out where they are bad.
 
         Without ``can_redo`` the update is left out where it would be made anew. Errors: the
         exception of ``read`` where nothing is done about it; what the host's ``stop`` raises.
         """
         part, self._expected = self._part_of(step) if self._expected else None, None
         try:
-            self._settle(step, read, ending, can_redo=can_redo, is_new=part is None)
+            self._settle(step, read, ending, can_redo=can_redo, is_new=part is None, late=late)
         finally:
             self._together = ONE_RANK
         size, replicas = self._host.facts.world_size, step.replicas
@@ -92,8 +95,17 @@ class WindowEnds:
         else:
             self.keeper.among(size)
             self.keeper.of(step.view.optimizer)
-            self.keeper.before_update(lambda: trainable_of(step.view), step)
+            trainable = partial(trainable_of, step.view)
+            self.keeper.before_update(trainable, step, may_take=not late)
             self._expected = step if ending.applied and not ending.redone else None
+
+    def may_read_late(self, step: HostStep) -> bool:
+        """Return whether the values of a window may be read once its update was launched."""
+        is_alone = self._host.facts.world_size == 1 and step.replicas is ONE_COPY
+        waits = self._redone is not None or self._expected is not None
+        if not is_alone or waits or self.keeper.is_due():
+            return False
+        return self._host.session.may_read_late(step)
 
     def _part_of(self, step: HostStep) -> HostStep | None:
         """Return the window that is to be updated next if a part of its gradients was settled
@@ -112,6 +124,7 @@ class WindowEnds:
         *,
         can_redo: bool,
         is_new: bool,
+        late: bool,
     ) -> None:
         for num_redone in range(_MAX_ROUNDS + 1):
             if not ending.apply:
@@ -125,8 +138,8 @@ class WindowEnds:
                 decision = session.before_update(seen)
                 if decision is not None:
                     self._host.stop(decision)
-                may_look = can_redo or self._host.facts.veto == BY_HAND  # the update is to come
-                if may_look and session.gauge_due(step.id.step) and not step.obstacle():
+                to_come = not late and (can_redo or self._host.facts.veto == BY_HAND)
+                if to_come and session.gauge_due(step.id.step) and not step.obstacle():
                     session.gauge(seen)
                 session.audit(seen, lambda: step.replicas.ranks)
                 return
@@ -166,7 +179,8 @@ class WindowEnds:
             self._tell(decision, f"skipped: {REWRITTEN}", before)
             return True
         if decision.kind in ("redo", "rollback"):
-            problem = self._made_anew(step, decision, rewind, "" if can_redo else IN_USE)
+            given = "" if can_redo else IN_USE
+            problem = made_anew(self._host, self._together, step, decision, rewind, given)
             ending.redone = not problem
             ending.apply = ending.redone and self._leaves_some(step)
             if ending.apply:
@@ -191,7 +205,7 @@ class WindowEnds:
             told = replace(alarm, signals=(*alarm.signals, *self._beside()))
             decision = session.failed(step, told, rewind=self.way_back(), ranks=self._together)
         except Exception as error:  # nanstop is never the reason a run dies
-            _log.warning("nanstop: the failure was not investigated (%s)", _named(error))
+            _log.warning("nanstop: the failure was not investigated (%s)", named(error))
             if self._together.size == 1:
                 return None
             self._together.leave(f"rank {self._together.rank} could not do as the others")
@@ -237,12 +251,13 @@ class WindowEnds:
                 return None
             if decision.kind == "rollback":
                 rewind = self.way_back()
-                self._go_back(decision, rewind, rewind.steps if rewind is not None else (step,))
+                steps = rewind.steps if rewind is not None else (step,)
+                go_back(self._host, self._together, decision, rewind, steps)
         except Exception as error:  # nanstop is never the reason a run dies
-            _log.warning("nanstop: an update was not settled (%s)", _named(error))
+            _log.warning("nanstop: an update was not settled (%s)", named(error))
             if decision is None:
                 return None
-            self._tell(decision, f"failed: {_named(error)}")
+            self._tell(decision, f"failed: {named(error)}")
         else:
             self._tell(decision, "done")
             if decision.kind == "rollback":
@@ -341,48 +356,6 @@ class WindowEnds:
             return any(self._together.gather("left", left))
         return False
 
-    def _made_anew(
-        self, step: HostStep, decision: Decision, rewind: Rewind | None, problem: str
-    ) -> str:
-        """Redo the window, before it every update since the snapshot where that was resolved.
-
-        Return what went wrong, on this rank or another; ``problem``: what is known to stand in the
-        way.
-        """
-
-        def ask() -> None:
-            found = problem or step.obstacle() or step.replicas.obstacle()
-            if found:
-                raise NanstopError(found)
-
-        try:
-            on_every_rank(self._together, "redo", ask)
-            if decision.kind == "rollback" and rewind is not None:
-                self._go_back(decision, rewind, rewind.steps)
-                step.set_rates()
-            self._host.redo(step, decision.atoms)
-        except NanstopError as error:
-            return error.message
-        except Exception as error:  # a remedy that fails must not end the run that it was to save
-            _log.warning("nanstop: the window could not be redone (%s)", _named(error))
-            return _named(error)
-        return ""
-
-    def _go_back(self, decision: Decision, rewind: Rewind | None, steps: Sequence[Any]) -> None:
-        """Apply updates anew, the cure being on for the rest of the run:
-        from the snapshot on, where there is one.
-        """
-        trainable = trainable_of(steps[-1].view) if rewind is None else rewind.snapshot.trainable
-        with versions_kept(trainable.tensors()):
-            if rewind is not None:
-                rewind.restore()
-            self._host.session.adopt(decision.adopt)
-            with ExitStack() as stack:
-                for step in steps:
-                    stack.enter_context(step.collectives.together(self._together))
-                if steps:
-                    self._host.update_anew(steps)
-
     def _tell_redone(self, outcome: str, after: str = "") -> None:
         redone, self._redone = self._redone, None
         if redone is not None:
@@ -392,8 +365,4 @@ class WindowEnds:
         try:
             self._host.session.carried_out(decision, outcome, before=before, after=after)
         except Exception as error:  # nanstop is never the reason a run dies
-            _log.warning("nanstop: what was done was not recorded (%s)", _named(error))
-
-
-def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+            _log.warning("nanstop: what was done was not recorded (%s)", named(error))

@@ -47,7 +47,7 @@ WARM_UP = 12
 """Watched steps that come first: a run is looked at more closely in its first ones."""
 STEPS = 3
 """Steps of a block, timed together: what a wait within a step costs shows at the next one."""
-SECONDS, FEWEST, MOST = 15.0, 8, 60
+SECONDS, FEWEST, MOST = 25.0, 8, 60
 """How long the pairs of a case may take, and how many there are at least and at most."""
 BESIDE_PAIRS = 3
 """Pairs for each other way to look: these cost so much that more would show nothing."""

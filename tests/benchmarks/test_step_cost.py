@@ -18,12 +18,12 @@ from benchmarks.fixed_cost.trainings import TRAININGS
 
 MOST = {
     "trainer": 219,
-    "loop": 153,
+    "loop": 157,
     "script": 530,
     "trainer, accumulation 8": 690,
-    "loop, accumulation 8": 410,
+    "loop, accumulation 8": 414,
     "script, accumulation 8": 2400,
-    "loop, scaler": 163,
+    "loop, scaler": 167,
     "script, scaler": 745,
     "SFT": 285,
     "DPO": 325,

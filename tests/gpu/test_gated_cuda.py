@@ -6,8 +6,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import nanstop
+from loop_scripts import investigated, run_script
+from loop_scripts import same as same_tensors
 from nanstop.hosts.loop import gated_update
 from nanstop.hosts.loop.gated_update import GatedUpdate
+from nanstop.records import Report
 
 pytestmark = pytest.mark.gpu
 STEPS, STRUCK = 70, 55
@@ -63,19 +66,57 @@ def test_a_healthy_loop_is_bitwise_the_plain_one(dtype, gates, tmp_path):
     assert watched(net, optimizer, batches(dtype), tmp_path).incidents == ()
     assert same(plain, net)
     assert len(gates) >= 8
-    assert not any(gate.is_left_out for gate in gates)
+    assert not any(gate.is_bad for gate in gates)
 
 
 def test_a_bad_window_ends_as_one_that_was_waited_for(gates, tmp_path, monkeypatch):
     windows = batches(torch.float32, bad=True)
     net, optimizer = made(torch.float32)
     watch = watched(net, optimizer, windows, tmp_path / "early")
-    assert [gate.is_left_out for gate in gates].count(True) == 1
+    assert [gate.is_bad for gate in gates].count(True) == 1
 
-    monkeypatch.setattr(gated_update, "is_asynchronous", lambda device: False)
+    monkeypatch.setattr(gated_update, "AT_ONCE", {"cuda"})
     other, optimizer = made(torch.float32)
     waiting = watched(other, optimizer, windows, tmp_path / "late")
     assert same(net, other)
     told = [r.diagnoses[0].code for r in watch.incidents]
     assert told == [r.diagnoses[0].code for r in waiting.incidents] == ["NS206"]
     assert all(bool(p.isfinite().all()) for p in net.parameters())
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.1), nn.Linear(256, 64)).cuda()
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
+losses = []
+for step in range(70):
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(step)).cuda()
+    x[0] *= not (BAD and step == 55)
+    loss = F.mse_loss(net(x) / x.norm(dim=1, keepdim=True), x)
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+    optimizer.step()
+    losses.append(loss.detach())
+losses = [one.item() for one in losses]
+PARAMETERS = [t.clone() for t in (*net.state_dict().values(), torch.cuda.get_rng_state())]
+"""
+
+
+def test_an_unchanged_loop(gates, tmp_path, monkeypatch):
+    plain = run_script(tmp_path / "plain.py", SCRIPT, BAD=False)
+    healthy, _ = investigated(tmp_path / "healthy.py", SCRIPT, on_failure="repair", BAD=False)
+    assert same_tensors(plain["PARAMETERS"], healthy["PARAMETERS"])
+    assert plain["losses"] == healthy["losses"]
+    assert len(gates) >= 8
+    early, news = investigated(tmp_path / "early.py", SCRIPT, on_failure="repair", BAD=True)
+    assert [gate.is_bad for gate in gates].count(True) == 1
+
+    monkeypatch.setattr(gated_update, "AT_ONCE", {"cuda"})
+    late, others = investigated(tmp_path / "late.py", SCRIPT, on_failure="repair", BAD=True)
+    assert same_tensors(early["PARAMETERS"], late["PARAMETERS"])
+    told = [[r.diagnoses[0].code for r in n if isinstance(r, Report)] for n in (news, others)]
+    assert told == [["NS206"], ["NS206"]]

@@ -20,7 +20,7 @@ def gates(monkeypatch):
     """Have a CPU count as a device that is waited for; what was launched early, in turn."""
     begun = []
     begin = GatedUpdate.begin
-    monkeypatch.setattr(gated_update, "is_asynchronous", lambda device: True)
+    monkeypatch.setattr(gated_update, "AT_ONCE", frozenset())
     monkeypatch.setattr(
         GatedUpdate, "begin", lambda gate: begun.append(gate) or begin(gate), raising=True
     )
@@ -82,7 +82,7 @@ def test_a_healthy_loop_is_bitwise_the_plain_one(kind, gates, tmp_path):
     assert same(expected, norms)
     assert watch.incidents == ()
     assert len(gates) >= 5  # those behind the first, which are looked at more closely
-    assert not any(gate.is_left_out for gate in gates)
+    assert not any(gate.is_bad for gate in gates)
 
 
 def struck(net):
@@ -104,9 +104,9 @@ def with_zeros():
 def test_a_bad_window_ends_as_one_that_was_waited_for(policy, gates, tmp_path, monkeypatch):
     kind, options = torch.optim.AdamW, {"policy": policy}
     ended, norms, watch = trained(tmp_path / "early", kind, with_zeros(), struck, **options)
-    assert [gate.is_left_out for gate in gates].count(True) == 1
+    assert [gate.is_bad for gate in gates].count(True) == 1
 
-    monkeypatch.setattr(gated_update, "is_asynchronous", lambda device: False)
+    monkeypatch.setattr(gated_update, "AT_ONCE", {"cpu"})
     before = len(gates)
     waited, others, waiting = trained(tmp_path / "late", kind, with_zeros(), struck, **options)
     assert len(gates) == before
@@ -130,7 +130,7 @@ def test_a_run_that_is_to_stop_has_the_weights_from_before_the_update(gates, tmp
         w.step(struck(net), with_zeros()[STRUCK])
         with pytest.raises(TrainingStopped):
             w.update(clip=0.5)
-    assert gates[-1].is_left_out
+    assert gates[-1].is_bad
     assert same(before, state(net, optimizer))
 
 
@@ -141,11 +141,11 @@ def scaled(net):
 def test_finite_gradients_of_an_infinite_norm_are_applied(gates, tmp_path, monkeypatch):
     windows = [(batch, 1e30 if at == STRUCK else 1.0) for at, batch in enumerate(batches())]
     early, norms, watch = trained(tmp_path / "early", torch.optim.AdamW, windows, scaled)
-    assert [gate.is_left_out for gate in gates].count(True) == 1
+    assert [gate.is_bad for gate in gates].count(True) == 1
     assert float(norms[STRUCK]) == float("inf")
     assert watch.incidents == ()
 
-    monkeypatch.setattr(gated_update, "is_asynchronous", lambda device: False)
+    monkeypatch.setattr(gated_update, "AT_ONCE", {"cpu"})
     assert same(trained(tmp_path / "late", torch.optim.AdamW, windows, scaled)[0], early)
 
 

@@ -13,7 +13,8 @@ from torch import nn
 from closure_programs import OPTIMIZERS, Program, programs, same, train
 from nanstop.decide.policy import Policy
 from nanstop.errors import TrainingStopped
-from nanstop.hosts.script import autowatch, closures
+from nanstop.hosts.script import autowatch
+from nanstop.hosts.script.updates import closures
 from nanstop.numerics import host_memory
 from nanstop.report.text.run_end import RunEnd
 from nanstop.session.factory import opener

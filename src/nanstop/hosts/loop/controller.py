@@ -94,7 +94,7 @@ class LoopController:
     ) -> Ending:
         """Read the window's flag and carry out what the session resolves.
 
-        One device synchronisation. ``gated``: the update, which the device has by now.
+        One device synchronisation. ``gated``: the update, which the device may have by now.
 
         Without ``can_redo`` the update is left out where it would be redone: its gradients are
         already in use. ``anew``: returns the norm of gradients that were just made. Errors:
@@ -114,8 +114,9 @@ class LoopController:
             return read_window(losses, norm, found)
 
         self._note_hook_writes()
+        is_late = gated is not None and gated.is_launched
         ending, self._view = Ending(), step.view
-        self.ends.close(step, read, ending, can_redo=can_redo, late=gated is not None)
+        self.ends.close(step, read, ending, can_redo=can_redo, late=is_late)
         reading = ending.reading if norm is not None else None
         self.latest_norm = reading.norm if reading is not None else None
         return ending
@@ -124,18 +125,13 @@ class LoopController:
         """Return the update of a window whose values need not be waited for before it is launched,
         None where they do: the device leaves it out where they are bad.
         """
-        optimizer = step.view.optimizer
-        if (
-            norm is None
-            or optimizer is None
-            or self.session is None
-            or step.view.scaler is not None
-        ):
+        if self.session is None or step.view.scaler is not None:
             return None
-        if not can_be_gated(optimizer, norm) or not self.ends.may_read_late(step):
+        if norm is None or not can_be_gated(step.view.optimizer, norm):
             return None
-        losses = [loss for loss in step.losses if loss is not None]
-        return GatedUpdate(optimizer, losses, norm)
+        if not self.ends.may_read_late(step):
+            return None
+        return GatedUpdate(step, norm)
 
     def look_at_hooks(self, root: nn.Module) -> None:
         """Find out in the next backward whether hooks of a model update its weights, once a run."""

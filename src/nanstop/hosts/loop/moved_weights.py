@@ -26,11 +26,16 @@ def has_moved(step: LoopStep, norm: Tensor | None) -> bool:
     One that has failed is run again then, undone: where it comes out clean, it counts as not
     replayable from here on. That synchronises the device.
     """
-    taped = [micro for micro in step.micros if isinstance(micro, TapedMicro)]
-    moved = [micro for micro in taped if micro.has_moved()]
+    moved = micros_moved(step)
     if moved and _is_bad(step, norm) and not step.obstacle() and not _comes_back(step):
         moved[0].tape.problem = _MOVED
     return bool(moved)
+
+
+def micros_moved(step: LoopStep) -> list[TapedMicro]:
+    """Return the micro-batches since whose backward weights were changed. No device work."""
+    taped = (micro for micro in step.micros if isinstance(micro, TapedMicro))
+    return [micro for micro in taped if micro.has_moved()]
 
 
 def _is_bad(step: LoopStep, norm: Tensor | None) -> bool:

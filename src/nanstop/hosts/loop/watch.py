@@ -18,7 +18,6 @@ from nanstop.detect.sentinel import total_norm
 from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.loop.function_micro import FunctionMicro
-from nanstop.hosts.loop.gated_update import GatedUpdate
 from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.model.updates import accumulation_of
 from nanstop.hosts.model.view import PlainView
@@ -312,28 +311,21 @@ class WatchedLoop:
                 self._optimizer.step()
             finally:
                 gated.end()
-        usable = self._judged(step, norm, found, gated)
-        if gated is None or gated.is_left_out:
-            return usable, usable is not None and self._apply(clip, usable, is_live=True)
-        self.controller.ends.last_look(self._optimizer)
-        return norm, True
-
-    def _judged(
-        self, step: LoopStep, norm: Tensor, found: list[Tensor], gated: GatedUpdate | None
-    ) -> Tensor | None:
-        """Return the norm of unscaled gradients that may be applied, or None."""
         scaler = self.view.scaler
         ending = self.controller.judge(step, norm, found, gated=gated)
         if ending.failed:
             self._accounts.drop()
-        if ending.redone and ending.apply:
+        if not ending.apply:
+            if scaler is not None:
+                scaler.update()
+            return None, False
+        if gated is not None and not gated.is_bad:
+            self.controller.ends.last_look(self._optimizer)
+            return norm, True
+        if ending.redone:
             ready_scaler(scaler)
             norm, _ = self._unscaled()
-        if ending.apply:
-            return norm
-        if scaler is not None:
-            scaler.update()
-        return None
+        return norm, self._apply(clip, norm, is_live=True)
 
     def _unscaled(self) -> tuple[Tensor, list[Tensor]]:
         scaler, optimizer = self.view.scaler, self._optimizer

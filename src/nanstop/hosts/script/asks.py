@@ -62,6 +62,7 @@ class Asks:
         asked = Asked.of(args, kwargs) if self._state.idle else None
         if asked is None:
             return original(*args, **kwargs)
+        self._judge.awaited.settle()
         if not asked.inputs:
             return original(**asked.arguments)
         if self._state.by_hand:

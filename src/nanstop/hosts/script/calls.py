@@ -158,6 +158,8 @@ class Calls:
 
         None for a module that holds no parameter.
         """
+        if self._judge.awaited.present is not None:
+            self._judge.awaited.settle()
         try:
             with by_torch_alone():
                 if not has_parameters(module):
@@ -190,6 +192,8 @@ class Calls:
     def put_in_eval(self, original: Any, module: Any) -> Any:
         """Stand in for ``nn.Module.eval``: a validation may leave the model so."""
         if self._state.idle:
+            if self._judge.awaited.present is not None:
+                self._judge.awaited.settle()
             self._judge.steps.put_into_eval(module, user_line())
         return original(module)
 
@@ -260,6 +264,8 @@ class Calls:
         """
         if not self._state.idle:
             return original(loss, *args, **kwargs)
+        if self._judge.awaited.present is not None:
+            self._judge.awaited.settle()
         accounts = self._state.accounts
         self._state.ignore_writes()
         self._state.look_for_writes()

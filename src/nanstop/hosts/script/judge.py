@@ -18,12 +18,14 @@ from nanstop.detect.numeric_errors import is_numeric
 from nanstop.detect.sentinel import norm_here
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.loop.controller import LoopController
+from nanstop.hosts.loop.gated_update import GatedUpdate
 from nanstop.hosts.loop.moved_weights import has_moved
 from nanstop.hosts.loop.step import UnseenMicro
-from nanstop.hosts.script.closures import OpenUpdate, Returned
 from nanstop.hosts.script.refusals import LeftOut, Refusals
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import INSIDE, Steps, is_of_weights
+from nanstop.hosts.script.updates.awaited import AwaitedUpdates
+from nanstop.hosts.script.updates.closures import OpenUpdate, Returned
 from nanstop.hosts.script.window import window_of
 from nanstop.hosts.tape.tensors import total
 from nanstop.hosts.window.ending import Ending
@@ -48,6 +50,7 @@ class Judge:
         self.left_out = LeftOut(state, steps, controller, self.looking)
         state.on_number = self.read_number
         state.on_left = steps.leave
+        self.awaited = AwaitedUpdates(state, self)
 
     def judge(
         self,
@@ -58,9 +61,10 @@ class Judge:
         *,
         can_redo: bool = True,
         anew: Callable[[], Tensor | None] | None = None,
+        gated: GatedUpdate | None = None,
     ) -> Ending:
         """Have the open window settled for the gradients of ``parameters``; ``anew``: returns their
-        norm once more.
+        norm once more. ``gated``: its update, which the device may have by now.
 
         Errors: ``TrainingStopped``.
         """
@@ -74,10 +78,15 @@ class Judge:
         window.judged |= seen
         try:
             with self._state.pause(), torch.no_grad():
-                step = self.steps.step(window, optimizer, parameters)
-                moved = has_moved(step, norm)
-                may = can_redo and first and not window.closed and not moved
-                ending = self.controller.judge(step, norm, found_inf, can_redo=may, anew=anew)
+                if gated is None:
+                    step = self.steps.step(window, optimizer, parameters)
+                    can_redo &= not has_moved(step, norm)
+                else:
+                    step = gated.step
+                may = can_redo and first and not window.closed
+                ending = self.controller.judge(
+                    step, norm, found_inf, can_redo=may, anew=anew, gated=gated
+                )
         except TrainingStopped:
             window.failed = window.vetoed = window.closed = True
             raise
@@ -311,6 +320,8 @@ class Judge:
         """
         if isinstance(error, Exception):
             self.refusals.died(error)
+        with suppress(TrainingStopped):
+            self.awaited.settle()
         window = self._state.window
         if not self._state.idle or not window.micros or window.closed or window.judged:
             return

@@ -83,6 +83,7 @@ class RawLoops:
         """Look once more at what is under way, and let go of it."""
         if self.state.idle:
             with suppress(TrainingStopped):  # it is over
+                self.judge.awaited.settle()
                 self.judge.left_out.look()
             ended_well = getattr(sys, "last_value", None) is None
             never = self._asked.never_made(self.controller.step_id()) if ended_well else ()

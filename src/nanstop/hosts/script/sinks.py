@@ -27,9 +27,10 @@ from nanstop.detect.empty_clips import EmptyClips
 from nanstop.detect.sentinel import norm_here
 from nanstop.hosts.loop.held_update import is_called_by_its_own
 from nanstop.hosts.patch_table import Table
-from nanstop.hosts.script.closures import Closures, OpenUpdate
 from nanstop.hosts.script.judge import Judge
 from nanstop.hosts.script.state import LoopState
+from nanstop.hosts.script.updates.awaited import Awaited
+from nanstop.hosts.script.updates.closures import Closures, OpenUpdate
 from nanstop.hosts.script.window import clip_norm, norm_of
 from nanstop.hosts.sharded.engine import Engine, engine_class
 from nanstop.numerics.trained import gradients_held, held_by
@@ -119,6 +120,8 @@ class Sinks:
         """Stand in for ``clip_grad_norm_``: the norm that it computes anyway is the flag."""
         if not self._state.idle:
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+        if self._judge.awaited.present is not None:
+            self._judge.awaited.settle()
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         is_late = self._state.window.closed
         self._empty_clips.clipped(parameters, float(max_norm), user_line, is_late=is_late)
@@ -132,6 +135,11 @@ class Sinks:
         again = partial(clip_norm, parameters, max_norm, norm_type, foreach)
         self._state.window.note_clip(parameters, again)
         norm = measure()
+        if norm is not None and not error_if_nonfinite:
+            clip = partial(_clip_by, parameters, max_norm, foreach)
+            if self._judge.awaited.clipped(parameters, norm, measure, clip):
+                self._state.mark_gradients()
+                return norm
         if norm is not None and self._judge.judge(parameters, norm).redone:
             norm = measure()
         if norm is None or error_if_nonfinite:
@@ -139,7 +147,7 @@ class Sinks:
             raises = error_if_nonfinite and not self._state.window.vetoed
             norm = original(parameters, max_norm, norm_type, raises, foreach)
         else:
-            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach)
+            _clip_by(parameters, max_norm, foreach, norm)
         self._state.mark_gradients()
         return norm
 
@@ -147,6 +155,8 @@ class Sinks:
         """Stand in for ``clip_grad_value_``, which turns Inf into the bound and leaves NaN."""
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         if self._state.idle:
+            if self._judge.awaited.present is not None:
+                self._judge.awaited.settle()
             self._take_asked(lambda: parameters)
         if not self._state.idle or not self._state.window.micros or self._state.window.closed:
             original(parameters, *args, **kwargs)
@@ -162,6 +172,8 @@ class Sinks:
         """Stand in for ``zero_grad``: backwards whose gradients are thrown away belong to no
         update.
         """
+        if self._judge.awaited.present is not None and self._state.idle:
+            self._judge.awaited.settle()
         with self._state.untaped(), self._state.unwatched():
             original(owner, *args, **kwargs)
         if self._state.accounts.is_looking:
@@ -175,6 +187,8 @@ class Sinks:
         self._state.stop_expecting()
         self._state.ignore_writes()
         if self._state.idle and scaler.is_enabled():
+            if self._judge.awaited.present is not None:
+                self._judge.awaited.settle()
             self._take_asked(partial(held_by, optimizer))
             self._state.account(self._state.accounts.unscaling, optimizer)
             self._state.begin_sink()
@@ -198,6 +212,8 @@ class Sinks:
         """Stand in for ``GradScaler.step``, which calls no optimizer when it found an Inf."""
         if not self._state.idle or not scaler.is_enabled():
             return original(scaler, optimizer, *args, **kw)
+        if self._judge.awaited.present is not None:
+            self._judge.awaited.settle()
         self._state.stop_expecting()
         if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
             if getattr(optimizer, "_step_supports_amp_scaling", False):
@@ -221,6 +237,10 @@ class Sinks:
         if not self._state.idle or (self._open and self._is_inherited(optimizer)):
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        awaited = self._judge.awaited.present
+        if awaited is not None:
+            is_plain = closure is None and len(args) <= 2
+            awaited = self._judge.awaited.of(optimizer, is_plain=is_plain)
         if callable(closure):
             self._state.set_aside()
         else:
@@ -231,11 +251,7 @@ class Sinks:
         update, outer = self._begun(optimizer), self._outer()
         self._open.append(update)
         if callable(closure):
-            self._closures.begin(update, may_leave_out=self._judge.may_leave_out)
-            watched = partial(self._evaluate, closure, update)
-            if len(args) > 1:
-                return (args[0], watched, *args[2:]), kwargs
-            return args, {**kwargs, "closure": watched}
+            return self._with_closure(update, closure, args, kwargs)
         if outer is not None and outer.failed is not None:
             return None
         window, held = self._state.window, held_by(optimizer)
@@ -243,24 +259,46 @@ class Sinks:
             self._judge.judge_again(held, norm_here(held), optimizer)
         if self._judge.controller.session is None:
             window.updated_at = user_line()
-        self._judge_unseen(held, optimizer)
-        if window.vetoed or self._judge.is_settled(optimizer):
+        awaited = awaited or self._judge_unseen(held, optimizer, may_wait=closure is None)
+        if awaited is not None:
+            update.awaited = awaited
+            awaited.gated.begin()
+        elif window.vetoed or self._judge.is_settled(optimizer):
             update.held.take(held)
             update.held.hold_step()
-        elif not window.failed:
+        if not (window.vetoed or window.failed):
             if self._state.accounts.is_looking:
                 self._state.account(self._state.accounts.updating, optimizer, user_line())
             self._judge.learned(clipping=self._empty_clips.updating(optimizer))
         return None
 
-    def _judge_unseen(self, held: Sequence[Tensor], optimizer: Optimizer) -> None:
-        """Have the gradients of an optimizer judged that no earlier sink saw."""
+    def _with_closure(
+        self, update: OpenUpdate, closure: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Return what an update is given, with what looks at its closure in the place of that."""
+        self._closures.begin(update, may_leave_out=self._judge.may_leave_out)
+        watched = partial(self._evaluate, closure, update)
+        if len(args) > 1:
+            return (args[0], watched, *args[2:]), kwargs
+        return args, {**kwargs, "closure": watched}
+
+    def _judge_unseen(
+        self, held: Sequence[Tensor], optimizer: Optimizer, *, may_wait: bool
+    ) -> Awaited | None:
+        """Have the gradients of an optimizer judged that no earlier sink saw; return its update,
+        with ``may_wait``, if they are to be judged when it was launched.
+        """
         window = self._state.window
         if not window.closed and window.judged.issuperset(map(id, held)):
-            return
+            return None
         unseen = [p for p in held if id(p) not in window.judged]
-        if window.closed or gradients_held(unseen):
-            self._judge.judge(unseen, norm_here(unseen), optimizer)
+        if not (window.closed or gradients_held(unseen)):
+            return None
+        norm = norm_here(unseen)
+        awaited = self._judge.awaited.unclipped(unseen, norm, optimizer) if may_wait else None
+        if awaited is None:
+            self._judge.judge(unseen, norm, optimizer)
+        return awaited
 
     def after_update(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """Put held back gradients where the script left them; an optimizer's post-hook."""
@@ -270,6 +308,8 @@ class Sinks:
             return
         update = self._ended(optimizer)
         update.held.give_back()
+        if update.awaited is not None:
+            self._judge.awaited.landed(update.awaited, optimizer)
         outer = self._outer()
         if self._in_scaler or (outer is not None and outer.failed is not None):
             return
@@ -304,6 +344,8 @@ class Sinks:
         raised = self._open[places[0] if places else len(self._open) :]
         for one in raised:
             one.held.give_back_step()
+            if one.awaited is not None:
+                one.awaited.gated.end()
         del self._open[len(self._open) - len(raised) :]
         outer = self._outer()
         if outer is not None:
@@ -344,3 +386,9 @@ class Sinks:
             update.held.take(parameters)
         window.closed = True
         return result
+
+
+def _clip_by(
+    parameters: Sequence[Tensor], max_norm: float, foreach: bool | None, norm: Tensor
+) -> None:
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach)

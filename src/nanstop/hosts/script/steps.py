@@ -95,7 +95,7 @@ class Steps:
     def step(
         self, window: ScriptWindow, optimizer: Optimizer | None, parameters: Sequence[Tensor]
     ) -> LoopStep:
-        optimizer = optimizer or self._optimizer_of(window, parameters)
+        optimizer = optimizer or self.optimizer_of(window, parameters)
         if not window.by_hand:
             self.controller.num_updates = self.updates.get(optimizer, 0) if optimizer else 0
         view = self._view(window, optimizer, parameters)
@@ -190,7 +190,8 @@ class Steps:
             scaled = {} if window.applied_scale is None else {"scaler": window.applied_scale}
             self.controller.learned(sinks=tuple(window.sinks), **scaled)
 
-    def _optimizer_of(self, window: ScriptWindow, parameters: Sequence[Tensor]) -> Optimizer | None:
+    def optimizer_of(self, window: ScriptWindow, parameters: Sequence[Tensor]) -> Optimizer | None:
+        """Return the optimizer that updates some parameters, as far as is known."""
         called = parameters or [p for root in window.roots.values() for p in root.parameters()]
         wanted = set(map(id, called))
         for optimizer in self.updates:

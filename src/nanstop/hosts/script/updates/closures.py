@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from nanstop.frozen import frozen
 from nanstop.hosts.loop.held_update import HeldUpdate
+from nanstop.hosts.script.updates.awaited import Awaited
 from nanstop.hosts.script.window import ScriptWindow
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.numerics import host_memory
@@ -58,12 +59,14 @@ class OpenUpdate:
     closure. ``num_inside``: how many steps of classes that its own inherits from it makes now.
     ``evaluates``: it evaluates now. ``moved``: weights were moved before an evaluation.
     ``is_known``: so far its optimizer has evaluated once an update, and moved nothing before.
+    ``awaited``: it was launched before its window was read.
     ``waits``: what fails is judged when the update is over; ``failed``: the first that did.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.held = HeldUpdate(optimizer)
+        self.awaited: Awaited | None = None
         self.num_evaluations = 0
         self.num_inside = 0
         self.evaluates = False

@@ -183,7 +183,10 @@ class Judge:
         if self.controller.session is None and self._state.window.micros:
             # No sink looked at this window: not one parameter of the optimizer has a gradient.
             self.judge((), None, optimizer, can_redo=False)
-        if self._state.window.micros:  # an update without a backward says nothing of the models
+        window = self._state.window
+        if (
+            window.micros and not window.is_written
+        ):  # an update without a backward says nothing of the models
             self._state.roots.end()
         self._state.window.closed = True
         self._state.drop()

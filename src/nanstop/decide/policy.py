@@ -182,6 +182,7 @@ REWRITTEN = "the script writes to its gradients, and those made anew would lack 
 IN_USE = "the script has used its gradients already"
 RAISED = "the exception goes on to the script"
 GIVEN_UP = "the script leaves this micro-batch out by itself"
+ENDED = "the script ends its training at this micro-batch by itself"
 _PENDING = "the update was held back before it did harm, and made anew under the proven remedy"
 
 

@@ -96,6 +96,8 @@ _CONFIRMED = {
     "bound": "with its argument held within {value} the same operation is finite",
     "unmask": "with one entry of each such row in sight the same operation is finite",
     "supervise": "with one label that is not ignored the same operation is finite",
+    "exponentiate": "with the exponentials in their place, which sum to {value}, the same "
+    "operation is finite",
     "vary": "with a ramp up to {value} added to that operand the same operation is finite",
 }
 

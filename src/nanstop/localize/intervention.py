@@ -21,6 +21,9 @@ from nanstop.tracing.op_patches import ReachedError, SecondRun
 from nanstop.tracing.operators import operands_of, outputs_of
 from nanstop.tracing.record_step import run_under
 
+_OF_A_SUM = 1e-2
+"""How far a sum of probabilities is off at most: those of bfloat16 sum to 1 within it."""
+
 
 def intervene(
     step: Step, micro: int, event: OpEvent, change: Change, *, update: bool = False
@@ -113,6 +116,18 @@ def _vary(tensor: Tensor, value: float) -> Tensor | None:
     return tensor + value * ramp(tensor) if tensor.is_floating_point() else None
 
 
+def _exponentiate(tensor: Tensor, value: float) -> Tensor | None:
+    """Return the exponentials of logarithms, those of each row summing to ``value``; anything else
+    as it is.
+    """
+    if not tensor.is_floating_point() or tensor.dim() < 2:
+        return None
+    changed = tensor.exp()
+    sums = (changed.sum(dim, dtype=torch.float32) for dim in (-1, 1))
+    are_shares = any(bool(((one - value).abs() <= _OF_A_SUM).all()) for one in sums)
+    return changed if are_shares else tensor
+
+
 _CHANGES: Mapping[ChangeKind, Callable[[Tensor, float], Tensor | None]] = {
     "raise_zeros": _raise_zeros,
     "fill_rows": _fill_rows,
@@ -120,4 +135,5 @@ _CHANGES: Mapping[ChangeKind, Callable[[Tensor, float], Tensor | None]] = {
     "unmask": _unmask,
     "supervise": _supervise,
     "vary": _vary,
+    "exponentiate": _exponentiate,
 }

@@ -72,7 +72,8 @@ class Change:
     "fill_rows": the first entry of each row, or else of each first index, that is 0 throughout
     does; "bound": magnitudes end at ``value``; "unmask": of rows that hide everything, one entry
     does no longer; "supervise": of labels that are all ignored, one becomes class ``value``;
-    "vary": a ramp from 0 to ``value`` is added.
+    "vary": a ramp from 0 to ``value`` is added; "exponentiate": logarithms become their
+    exponentials, where these sum to ``value``.
     """
 
     kind: ChangeKind

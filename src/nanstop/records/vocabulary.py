@@ -79,7 +79,9 @@ Descent = Literal[
 ]
 """What a value was made from (the first five), and what it means by the operations that made it."""
 Confidence = Literal["certain", "likely", "possible"]
-ChangeKind = Literal["raise_zeros", "fill_rows", "bound", "unmask", "supervise", "vary"]
+ChangeKind = Literal[
+    "raise_zeros", "fill_rows", "bound", "unmask", "supervise", "vary", "exponentiate"
+]
 Outcome = Literal[
     "pass", "same_failure", "other_failure", "crash", "not_applicable", "oom", "timeout"
 ]

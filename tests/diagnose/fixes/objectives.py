@@ -141,6 +141,15 @@ def a_penalty_with_a_graph(fixed):
     return close(gradient, 2.0 * weight.detach() / 3.0)
 
 
+@FIXES.plant("NS118", 9)
+def a_target_of_logarithms(fixed):
+    """A divergence from a teacher, of logarithms: the loss is finite, and 0 for a student alike."""
+    target = HEALTHY.log_softmax(-1)
+    how = {"log_target": True} if fixed else {}
+    loss = F.kl_div(HEALTHY.log_softmax(-1), target, reduction="batchmean", **how)
+    return close(loss, torch.zeros(()))
+
+
 # NS701 - rewards that teach nothing
 FIXES.say("NS701", 1, "a look at what a function returns")
 FIXES.twin("NS701", 2)

@@ -2,8 +2,9 @@
 
 import pytest
 
-from loop_scripts import ReplayingSession, run_script, same
+from loop_scripts import ReplayingSession, investigated, run_script, same
 from nanstop.localize import own_answer
+from nanstop.records import Report
 
 SCRIPT = """
 import math, numpy as np, torch
@@ -29,6 +30,7 @@ for step in range(6):
 PARAMETERS = [t.clone() for t in (*net.state_dict().values(), torch.get_rng_state())]
 """
 BORN = "rows = (out * x.log() * (1.0 - x)).square()"
+SKIPS = "if loss != loss: continue"
 
 
 def trained(path, check, session=None, *, is_bad=False):
@@ -147,3 +149,13 @@ def test_numbers_that_are_ordinary_are_not_asked_about_for_ever(tmp_path, monkey
     trained(tmp_path, check, ReplayingSession())
     assert first <= 2
     assert len(runs) - first <= 16
+
+
+@pytest.mark.parametrize(
+    ("check", "said"), [("if loss != loss: break", "ends its training"), (SKIPS, "out by itself")]
+)
+def test_a_script_that_ends_there_is_told_from_one_that_goes_on(tmp_path, check, said):
+    source = SCRIPT.format(check=check)
+    _, news = investigated(tmp_path / "script.py", source, on_failure="repair", BAD=True)
+    report = next(one for one in news if isinstance(one, Report))
+    assert said in report.audit[0].action.reason

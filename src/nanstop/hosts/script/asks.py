@@ -23,6 +23,8 @@ from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
 
+_WRITTEN = "the script writes its gradients by operations that were not recorded"
+
 
 class Asks:
     """Stands in for ``torch.autograd.grad``. ``tape_ops``: has a micro-batch record from here on;
@@ -48,12 +50,32 @@ class Asks:
         is about to take are what the script has asked for, and no backward has made any.
         """
         micro, window = self._state.micro, self._state.window
+        if window.closed and (window.is_written or not window.micros):
+            self._take_written(parameters)
+            return
         if micro is None or window.micros or window.closed or not micro.is_asked:
             return
         with self._judge.looking("gradients were not followed"):
             self._state.drop()
             if micro.closed_by([(p, p.grad) for p in parameters() if p.grad is not None]):
                 self._state.keep(micro)
+
+    def _take_written(self, parameters: Callable[[], Sequence[Tensor]]) -> None:
+        """Open a window of gradients that no backward has made since the last update: the script
+        has written them (those of ``torch.func``, say). What it made them of is run again
+        where that was recorded.
+        """
+        state = self._state
+        with self._judge.looking("gradients were not followed"):
+            given = [(p, p.grad) for p in parameters() if p.grad is not None]
+            if not given:
+                return
+            micro = state.micro.until_now() if state.micro is not None else state.recorded_since()
+            state.drop()
+            window = state.begin_window()
+            window.is_written = True
+            is_known = micro is not None and micro.closed_by(given, of_losses=False)
+            state.keep(micro if is_known and micro is not None else UnseenMicro(_WRITTEN))
 
     def grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Stand in for ``torch.autograd.grad``: an operation of the loss, or what an update is made

@@ -192,9 +192,10 @@ class Judge:
         if self.controller.session is None and self._state.window.micros:
             # No sink looked at this window: not one parameter of the optimizer has a gradient.
             self.judge((), None, optimizer, can_redo=False)
-        if self._state.window.micros:  # an update without a backward says nothing of the models
+        window = self._state.window
+        if window.micros and not window.is_written:  # else no backward says what the models are
             self._state.roots.end()
-        self._state.window.closed = True
+        window.closed = True
         self._state.drop()
         self.controller.num_updates = self.steps.updates.get(optimizer, 0)
         accounts, norm = self._state.accounts, self.controller.latest_norm

@@ -11,6 +11,7 @@ from torch import distributed
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from nanstop.decide.policy import ENDED
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.accelerate.asked_updates import AskedUpdates
 from nanstop.hosts.loop.controller import LoopController
@@ -84,7 +85,7 @@ class RawLoops:
         if self.state.idle:
             with suppress(TrainingStopped):  # it is over
                 self.judge.awaited.settle()
-                self.judge.left_out.look()
+                self.judge.left_out.look(ENDED)
             ended_well = getattr(sys, "last_value", None) is None
             never = self._asked.never_made(self.controller.step_id()) if ended_well else ()
             for account in never:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nanstop.decide.policy import RAISED
+from nanstop.decide.policy import GIVEN_UP, RAISED
 from nanstop.detect.numeric_errors import is_numeric, phase_of
 from nanstop.errors import TrainingStopped
 from nanstop.frozen import frozen
@@ -230,15 +230,15 @@ class LeftOut:
         self._in_vain: list[tuple[Line, bool]] = []
         """Lines that have asked, and what they were told, of numbers that were finite."""
 
-    def look(self) -> None:
+    def look(self, why: str = GIVEN_UP) -> None:
         """Report the micro-batch that is open if the script left it out because its loss is not
         finite, or because of what it was told of a value that is not.
 
-        There is no update to hold back.
+        There is no update to hold back: ``why``.
         """
         micro = self._state.micro
         if micro is not None and micro.loss is None:
-            self._look_at(micro)
+            self._look_at(micro, why)
 
     def look_at_replaced(self, losses: Sequence[Tensor]) -> None:
         """Report the open micro-batch as ``look`` does if it has been asked something, and
@@ -252,7 +252,7 @@ class LeftOut:
         if (asked.looked_at or asked.last) is not None and not is_of_parameters(losses):
             self._look_at(micro.until_now())
 
-    def _look_at(self, micro: TapedMicro) -> None:
+    def _look_at(self, micro: TapedMicro, why: str = GIVEN_UP) -> None:
         question = self._to_try(micro)
         is_read = micro.given_up()
         if not is_read and question is None:
@@ -267,7 +267,7 @@ class LeftOut:
                     self._state.met_failure = True
                     if micro is self._state.micro:
                         self._state.drop()
-                    self._controller.given_up(step)
+                    self._controller.given_up(step, why)
         finally:
             window.micros.remove(micro)
 

@@ -111,7 +111,7 @@ class ScriptWindow:
     for the update, of the first window. ``applied_scale``: the loss scale that was on the gradients
     of an update. ``gradients``: marks of them as the last backward or sink left them;
     ``is_rewritten``: whether the script itself has written to them since then, or before that in
-    this window.
+    this window. ``is_written``: no backward has made them, the script has.
     """
 
     micros: list[Micro] = field(default_factory=list)
@@ -137,6 +137,7 @@ class ScriptWindow:
     is_past: bool = False
     gradients: list[Any] | None = None
     is_rewritten: bool = False
+    is_written: bool = False
 
     def add(self, module: nn.Module, buffers: BufferGroup) -> None:
         """Have a model be one that is called in it, and follow its buffers."""

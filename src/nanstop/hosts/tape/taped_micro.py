@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from types import MethodDescriptorType
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ from torch import Tensor, nn
 from nanstop.hosts.tape.given.weights import WEIGHTS
 from nanstop.hosts.tape.left_behind import put_back
 from nanstop.hosts.tape.numbers import Number
+from nanstop.hosts.tape.quiet import is_made_of_quiet, is_quiet
 from nanstop.hosts.tape.tape import Tape
 from nanstop.hosts.tape.tape_calls import Constant, Slot, TapedCall, spelled_by, variable_names
 from nanstop.hosts.tape.tensors import SavedHooks, total
@@ -25,7 +24,6 @@ from nanstop.numerics.graph import is_leaf
 from nanstop.numerics.nested import leaves, named_inputs
 from nanstop.numerics.tensors import by_torch_alone, is_inexact
 from nanstop.own_code import is_of_library
-from nanstop.pure_code import leaves_nothing
 from nanstop.replay.rng import RngState
 from nanstop.replay.step import Batch, Measure
 from nanstop.tracebacks import passes_through
@@ -101,9 +99,10 @@ class TapedMicro:
         """Whether gradients of something were asked for."""
         return bool(self._asked)
 
-    def closed_by(self, given: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    def closed_by(self, given: Sequence[tuple[Tensor, Tensor]], *, of_losses: bool = True) -> bool:
         """Close it with gradients that are made of what was asked for, each with its leaf; return
-        whether all of them are, and of which losses.
+        whether all of them are, and of which losses. Without ``of_losses`` they may be made
+        without one.
         """
         slots = [(leaf, self.tape.slot(gradient)) for leaf, gradient in given]
         known = [(leaf, slot) for leaf, slot in slots if slot is not None]
@@ -115,13 +114,24 @@ class TapedMicro:
         tape.asked = list(wanted)
         read = {one.index for call in tape.needed() for one in call.held(Slot)}
         tape.losses = [slot for slot in self._asked if slot in read]
-        if not tape.losses:
+        if of_losses and not tape.losses:
             tape.asked, tape.calls = [], calls
             return False
         self._gives = known
-        self.loss = total([self._asked[slot] for slot in tape.losses])
+        if not of_losses:
+            self._doubt_written()
+        if tape.losses:
+            self.loss = total([self._asked[slot] for slot in tape.losses])
         self._at_backward = self._marks.of(self._models())
         return True
+
+    def _doubt_written(self) -> None:
+        """Have numbers that are not finite count as lost where the script has written in place to
+        what holds them: by a sum that it has added up, say, which nothing tells from data.
+        """
+        for call in self.tape.needed():
+            for constant in call.held(Constant):
+                constant.unrepeated |= constant.version > 0 and not constant.tensor.requires_grad
 
     def until_now(self) -> TapedMicro:
         """Return what was recorded by now as a micro-batch of its own."""
@@ -269,7 +279,7 @@ class TapedMicro:
         functions = (kind for kind in kinds if isinstance(kind, type))
         own = (kind for kind in functions if issubclass(kind, torch.autograd.Function))
         made = [c.function for c in self.tape.calls if hasattr(c.function, "__wrapped__")]
-        return any(not _is_quiet(kind) for kind in own) or not all(map(_is_made_of_quiet, made))
+        return any(not is_quiet(kind) for kind in own) or not all(map(is_made_of_quiet, made))
 
     @property
     def batch(self) -> Batch:
@@ -314,7 +324,8 @@ class TapedMicro:
         for leaf, slot in self._gives:
             gradient = values[slot].detach()
             leaf.grad = gradient.clone() if leaf.grad is None else leaf.grad + gradient
-        return total(values[slot] for slot in self.tape.losses)
+        # Of gradients without a loss their sum tells whether another run gives the same.
+        return total(values[slot] for slot in self.tape.losses or self.tape.asked)
 
     def made_before(self) -> list[Tensor]:
         """Return what it reads of what the script had made before its first model call."""
@@ -369,23 +380,6 @@ class TapedMicro:
         if batch is None:
             return {}
         return {id(c.tensor): batch[name] for name, c in self._inputs() if name in batch}
-
-
-def _is_made_of_quiet(function: Any) -> bool:
-    """Return whether what torch has made of a function, ``vmap`` say, may be called once more; of a
-    method in C (``x ** 2``, ``1 - x``) there is nothing of a script's to call.
-    """
-    own = inspect.unwrap(function)
-    is_of_tensors = isinstance(own, MethodDescriptorType) and issubclass(Tensor, own.__objclass__)
-    return is_of_tensors or is_of_library(own) or leaves_nothing(own, "torch")
-
-
-def _is_quiet(kind: type[torch.autograd.Function]) -> bool:
-    """Return whether a function may be called once more and no script notices."""
-    made: list[Any] = [kind.forward, kind.backward]
-    if kind.setup_context is not torch.autograd.Function.setup_context:
-        made.append(kind.setup_context)
-    return all(is_of_library(one) or leaves_nothing(one, "torch") for one in made)
 
 
 def _given(call: TapedCall) -> Iterator[tuple[str, Constant]]:

@@ -66,7 +66,10 @@ def _given(meant: Callable[[Any], bool], one: Callable[[Any], Any]) -> Form:
         if not any(map(meant, given)) or not at_line():
             return call.run()
         kwargs = {name: one(value) for name, value in call.kwargs.items()}
-        return replace(call, args=tuple(map(one, call.args)), kwargs=kwargs).run()
+        args = tuple(map(one, call.args))
+        if not call.name:  # what is written to, or marked (`requires_grad_`), is no copy of it
+            args = (*call.args[:1], *args[1:])
+        return replace(call, args=args, kwargs=kwargs).run()
 
     return answer
 

@@ -306,7 +306,7 @@ RULE = Rule(
     check,
     ("incident",),
     yields_to=(
-        *("NS202", "NS203", "NS205", "NS206", "NS207"),
+        *("NS118", "NS202", "NS203", "NS205", "NS206", "NS207"),
         *("NS404", "NS502", "NS503", "NS506", "NS602"),
     ),
     beside=("NS108", "NS504"),

@@ -62,6 +62,10 @@ with s, 100 times as fast and without end, and the loss goes below 0. So does it
 2 and up. That these places count is seen by an experiment: other targets there, and another loss.
 Targets a little beyond 0 and 1, from -0.5 to 1.5, are left in peace: noise smooths labels.
 
+A target of a KL divergence can be a logarithm already. `kl_div` computes p log(p) of its target,
+which has no value below 0: of log-probabilities the loss is NaN in the first step, while the
+gradient, which asks for no logarithm, is finite and wrong: the update is applied.
+
 ## Example
 ```python
 import torch
@@ -86,6 +90,7 @@ cross_entropy(softmax(logits, -1), right)               # tensor(0.5516)
 7. `torch.autograd.grad(..., create_graph=True)` for a penalty. Cost: a backward of the backward.
 8. `labels[attention_mask == 0] = -100`: where the token that pads is the one that ends a text, the
    end stays. Cost: none.
+9. `kl_div(..., log_target=True)` for a target of logarithms. Cost: none.
 
 ## Fix safety
 All of them change training, to what the objective is meant to be. The loss is on another scale
@@ -110,9 +115,10 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.reading import sighting
+from nanstop.diagnose.evidence.descent import operand
+from nanstop.diagnose.evidence.reading import WRITTEN, first_bad, sighting
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, ObjectiveRow, op_name
+from nanstop.records import Change, Diagnosis, Evidence, ObjectiveRow, op_name
 from nanstop.records.vocabulary import IGNORED_LABEL
 
 _LEFT_OUT = (
@@ -122,6 +128,10 @@ _LEFT_OUT = (
 _ONE_COLUMN_EACH = (
     "give it a column of 0 and 1 for each class (torch.nn.functional.one_hot), or take "
     "cross_entropy for ids of classes"
+)
+_LOG_TARGET = (
+    "Say so, where it is the target of a KL divergence: `kl_div(..., log_target=True)`; or give it "
+    "probabilities: softmax in place of log_softmax, or `.exp()`."
 )
 _ROWS = "other embeddings from one place on change the rows that read it"
 _INSTEAD = {
@@ -191,6 +201,27 @@ def check(evidence: Evidence) -> Diagnosis | None:
         where=first.module,
         seen=sighting(evidence, "loss", op=first.op),
     )
+
+
+def _logarithms(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding of a target whose logarithm is taken where it is one already."""
+    event, _ = first_bad(evidence, WRITTEN)
+    read = operand(event, 0) if event is not None and event.name in ("xlogy", "log") else None
+    if event is None or read is None or not read.is_a("log_probability"):
+        return None
+    return Diagnosis(
+        code="NS118",
+        title=f"`{op_name(event.op)}` is fed with logarithms of probabilities",
+        cause="the logarithm of p is taken of what is log(p) already, and below 0",
+        confidence="certain",
+        usual_cure=_LOG_TARGET,
+        where=event.module,
+    )
+
+
+def confirm(evidence: Evidence) -> Change | None:
+    """Return that the target is taken for what it is the logarithm of."""
+    return Change(kind="exponentiate", operand=0) if evidence.incident is not None else None
 
 
 def _paired(evidence: Evidence, row: ObjectiveRow) -> Diagnosis:
@@ -286,5 +317,7 @@ RULE = Rule(
     "objective-fed-with-the-wrong-thing",
     "the objective is fed with the wrong thing",
     check,
-    ("gauge",),
+    ("gauge", "incident"),
+    confirm=confirm,
+    at_failure=_logarithms,
 )

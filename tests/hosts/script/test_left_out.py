@@ -159,3 +159,40 @@ def test_a_script_that_ends_there_is_told_from_one_that_goes_on(tmp_path, check,
     _, news = investigated(tmp_path / "script.py", source, on_failure="repair", BAD=True)
     report = next(one for one in news if isinstance(one, Report))
     assert said in report.audit[0].action.reason
+
+
+IN_A_LIBRARY = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        out = torch.sqrt(self.layer(x).square().mean(1) - SHIFT)
+        torch.testing.assert_close(out + 0.0, out + OFF)
+        return out
+
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+try:
+    for step in range(3):
+        loss = net(torch.ones(2, 4) * (step + 1)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+except AssertionError:
+    sys.excepthook(*sys.exc_info())
+"""
+
+
+@pytest.mark.parametrize(("shift", "off", "steps"), [(1e3, 0.0, [0]), (0.0, 1.0, [])])
+def test_what_a_library_raises_in_a_model_is_told_where_the_script_ends(
+    tmp_path, shift, off, steps
+):
+    session = ReplayingSession()
+    run_script(tmp_path / "script.py", IN_A_LIBRARY, session, SHIFT=shift, OFF=off)
+    assert session.steps == steps

@@ -110,7 +110,7 @@ class Refusals:
         self._state.drop()
         with self._looking("the exception was not investigated"):
             is_bad = has_read or _comes_to_bad(micro, error) if if_seen else True
-            if not (is_bad or self._is_own_answer(micro, error)):
+            if not (is_bad or self._answers_bad(micro, error, is_last=if_seen)):
                 return False
             self._state.met_failure = True
             self._state.keep(micro)
@@ -122,11 +122,13 @@ class Refusals:
         self._state.window.closed = True
         return True
 
-    def _is_own_answer(self, micro: TapedMicro, error: Exception) -> bool:
-        """Return whether a model of the script raises, because of a bad number."""
+    def _answers_bad(self, micro: TapedMicro, error: Exception, *, is_last: bool) -> bool:
+        """Return whether a model of the script raises, because of a bad number. What a library
+        raises in it is asked only where the script ends with that (``is_last``).
+        """
         from nanstop.localize.own_answer import answers_a_bad_number  # no use to a healthy run
 
-        if self._left_call != id(error) or is_library(raised_in(error)):
+        if self._left_call != id(error) or (is_library(raised_in(error)) and not is_last):
             return False
         window = replace(self._state.window, micros=[*self._state.window.micros, micro])
         return answers_a_bad_number(self._steps.step(window, None, ()), error)

@@ -240,6 +240,17 @@ def test_a_trial_that_has_no_room_is_not_begun(monkeypatch, dtype, left, is_begu
     assert bool(ran) == is_begun
 
 
+def test_a_narrower_trial_may_keep_as_much_for_its_backward(monkeypatch):
+    """Gradients of 6,980 bytes, 3,020 beside them: with half the gradients 6,510 in all."""
+    from dataclasses import replace
+
+    given = replace(failing(), takes=10_000)
+    weights = list(given.step.view.root.float().parameters())
+    monkeypatch.setattr(room, "left_on", lambda _: 2**24 + 6_000)
+    with pytest.raises(ShortOfMemoryError, match="is short"):
+        given.attempt(under=lambda: swapped(weights, torch.bfloat16))
+
+
 def test_no_gradients_wait_beside_a_run_by_parts(monkeypatch):
     """On a card they are as large as the weights, and what is left is little more."""
     held, beside = [], []

@@ -192,7 +192,7 @@ class FailingStep:
         with way_back.rewound() if way_back is not None else nullcontext(), under():
             if self.takes:
                 now = self._gradient_bytes()
-                kept = max(0, self.takes - gradients) * now / max(gradients, 1)
+                kept = max(0, self.takes - gradients) * max(1.0, now / max(gradients, 1))
                 # In its own formats the step has had the room; in others copies lie there.
                 run = int(now + kept) if self._formats() != formats else 0
                 require(self.step.view.device_type, run + _WORKSPACE)

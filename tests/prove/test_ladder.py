@@ -214,12 +214,19 @@ def test_a_run_that_memory_was_too_short_for_is_no_failure(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("is_wider", "left", "is_begun"),
-    [(True, 5_000, False), (True, 50_000, True), (False, 5_000, True), (False, -1, False)],
+    ("dtype", "left", "is_begun"),
+    [
+        (torch.float32, 5_000, False),
+        (torch.float32, 50_000, True),
+        (torch.bfloat16, 5_000, False),
+        (torch.bfloat16, 10_000, True),
+        (None, 5_000, True),
+        (None, -1, False),
+    ],
 )
-def test_a_trial_that_has_no_room_is_not_begun(monkeypatch, is_wider, left, is_begun):
-    """What is no wider than the step, which took 10,000 bytes, has had its room; what kernels want
-    for themselves is kept free.
+def test_a_trial_that_has_no_room_is_not_begun(monkeypatch, dtype, left, is_begun):
+    """In the formats that it has, the step, which took 10,000 bytes, has had its room; in others
+    the copies of its weights lie there. What kernels want for themselves is kept free.
     """
     from dataclasses import replace
 
@@ -227,10 +234,21 @@ def test_a_trial_that_has_no_room_is_not_begun(monkeypatch, is_wider, left, is_b
     monkeypatch.setattr(room, "left_on", lambda _: 2**24 + left)
     ran, original = [], given.step._loss_fn
     monkeypatch.setattr(given.step, "_loss_fn", lambda *a: ran.append(1) or original(*a))
-    weights = list(given.step.view.root.parameters()) if is_wider else []
+    weights = list(given.step.view.root.parameters()) if dtype is not None else []
     with nullcontext() if is_begun else pytest.raises(ShortOfMemoryError, match="is short"):
-        given.attempt(under=lambda: swapped(weights, torch.float32))
+        given.attempt(under=lambda: swapped(weights, dtype or torch.float16))
     assert bool(ran) == is_begun
+
+
+def test_a_narrower_trial_may_keep_as_much_for_its_backward(monkeypatch):
+    """Gradients of 6,980 bytes, 3,020 beside them: with half the gradients 6,510 in all."""
+    from dataclasses import replace
+
+    given = replace(failing(), takes=10_000)
+    weights = list(given.step.view.root.float().parameters())
+    monkeypatch.setattr(room, "left_on", lambda _: 2**24 + 6_000)
+    with pytest.raises(ShortOfMemoryError, match="is short"):
+        given.attempt(under=lambda: swapped(weights, torch.bfloat16))
 
 
 def test_no_gradients_wait_beside_a_run_by_parts(monkeypatch):

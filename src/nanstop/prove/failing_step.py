@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from nanstop.decide.apart import ByItself
@@ -186,14 +187,15 @@ class FailingStep:
         """Have a context inside; where the update is still to come, with those before it made
         anew under the same context. Errors: ``ShortOfMemoryError``.
         """
-        way_back, gradients = self.rewind if self.pending else None, self._gradient_bytes()
+        way_back, formats = self.rewind if self.pending else None, self._formats()
+        gradients = self._gradient_bytes()
         with way_back.rewound() if way_back is not None else nullcontext(), under():
             if self.takes:
                 now = self._gradient_bytes()
-                kept = max(0, self.takes - gradients) * now / max(gradients, 1)
-                # What is no wider has had the room of the step itself.
-                wider = int(now + kept) if now > gradients else 0
-                require(self.step.view.device_type, wider + _WORKSPACE)
+                kept = max(0, self.takes - gradients) * max(1.0, now / max(gradients, 1))
+                # In its own formats the step has had the room; in others copies lie there.
+                run = int(now + kept) if self._formats() != formats else 0
+                require(self.step.view.device_type, run + _WORKSPACE)
             for earlier in self.before if self.makes_updates else ():
                 apply_update(earlier)
             yield
@@ -202,6 +204,10 @@ class FailingStep:
     def makes_updates(self) -> bool:
         """Whether a run makes the updates before this step anew, whatever it is a run of."""
         return self.pending and bool(self.before)
+
+    def _formats(self) -> tuple[torch.dtype, ...]:
+        """Return the formats that parameters have now."""
+        return tuple(p.dtype for p in self.step.view.root.parameters())
 
     def _gradient_bytes(self) -> int:
         """Return what gradients take in the formats that parameters have now."""

@@ -28,8 +28,9 @@ from nanstop.numerics.tensors import nonfinite
 from nanstop.numerics.token_rows import row_blocks, row_norms
 from nanstop.numerics.weights import longest_step, odd_weights
 from nanstop.records import StepId, StepPerRate
-from nanstop.replay.rewind import SnapshotKeeper
-from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable
+from nanstop.replay.copies.buffers import BufferNotes
+from nanstop.replay.copies.rewind import SnapshotKeeper
+from nanstop.replay.copies.snapshot import Snapshot, Trainable
 from nanstop.session.session import Session
 from nanstop.store.incidents import Store
 

@@ -49,7 +49,7 @@ from transformers.debug_utils import DebugUnderflowOverflow
 import nanstop
 from nanstop.api import LoopWatch
 from nanstop.demo.quiet import quiet
-from nanstop.replay.snapshot import Snapshot
+from nanstop.replay.copies.snapshot import Snapshot
 
 Around = Callable[[Any, nn.Module, Any], Any]
 

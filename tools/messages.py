@@ -31,7 +31,7 @@ SAID_IN = (
     *("errors.py", "api.py", "records/remedies.py", "records/facts.py", "diagnose/diagnose.py"),
     *("diagnose/evidence", "diagnose/findings", "report/announce.py", "report/text", "decide"),
     *("localize", "prove", "remedies", "measure", "rewrite/words.py", "session", "hosts", "store"),
-    *("replay/rewind.py", "replay/collectives.py", "process/oom.py", "process/crash", "cli"),
+    *("replay/copies/rewind.py", "replay/collectives.py", "process/oom.py", "process/crash", "cli"),
     *("process/children/command.py", "process/children/run_bounded.py"),
     *("commands/run", "commands/check", "commands/fix", "commands/replay", "commands/prove"),
     *("commands/doctor", "commands/plan", "commands/lr_range", "commands/bisect"),

@@ -22,10 +22,11 @@ from nanstop.prove.prove import prove_step
 from nanstop.prove.trials import Trials
 from nanstop.records import Atom
 from nanstop.replay import step as replay_step
+from nanstop.replay.copies.buffers import BufferNotes
+from nanstop.replay.copies.rewind import Rewind
+from nanstop.replay.copies.snapshot import Snapshot, Trainable
 from nanstop.replay.held import swapped
 from nanstop.replay.rerun import attempt, rerun
-from nanstop.replay.rewind import Rewind
-from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable
 from nanstop.replay.step import trainable_of, undone
 from nanstop.report.text.nearness import proof_in_brackets
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
-from nanstop.replay.rewind import Rewind, SnapshotKeeper
-from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable, ready_scaler
+from nanstop.replay.copies.buffers import BufferNotes
+from nanstop.replay.copies.rewind import Rewind, SnapshotKeeper
+from nanstop.replay.copies.snapshot import Snapshot, Trainable, ready_scaler
 from work import Elements
 
 

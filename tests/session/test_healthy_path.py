@@ -19,8 +19,8 @@ from nanstop.hosts.loop.facts import facts_of_loop
 from nanstop.hosts.model.view import PlainView
 from nanstop.numerics import host_memory
 from nanstop.records import Evidence, RunFacts, Series, StepId
-from nanstop.replay.rewind import SnapshotKeeper
-from nanstop.replay.snapshot import Trainable
+from nanstop.replay.copies.rewind import SnapshotKeeper
+from nanstop.replay.copies.snapshot import Trainable
 from nanstop.session.factory import opener
 from nanstop.session.history import WHOLE, History
 from nanstop.session.session import Session

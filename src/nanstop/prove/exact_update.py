@@ -17,8 +17,8 @@ from nanstop.numerics.tensors import HALF
 from nanstop.numerics.update_length import TOO_LONG
 from nanstop.prove.failing_step import FailingStep
 from nanstop.replay.conditions import Under
+from nanstop.replay.copies.snapshot import Snapshot
 from nanstop.replay.held import swapped
-from nanstop.replay.snapshot import Snapshot
 from nanstop.replay.step import Step, gradients_of, trainable_of, update_undone
 
 _WIDER = {**dict.fromkeys(HALF, torch.float32), torch.float32: torch.float64}

@@ -21,8 +21,8 @@ from nanstop.numerics.update_length import TOO_LONG
 from nanstop.records import Phase, Signal, StepId
 from nanstop.remedies.precision import reference
 from nanstop.replay.conditions import Under
+from nanstop.replay.copies.rewind import PutRight
 from nanstop.replay.rerun import Attempt, attempt
-from nanstop.replay.rewind import PutRight
 from nanstop.replay.step import Batch, Step, gradients_of, trainable_of, update_undone
 
 _WORKSPACE = 2**24

@@ -20,9 +20,10 @@ from nanstop.numerics.trained import held_by
 from nanstop.records import RunFacts, StepId
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.conditions import unheard
+from nanstop.replay.copies.buffers import Buffers
+from nanstop.replay.copies.snapshot import Snapshot, Trainable
 from nanstop.replay.held import kept_awake
 from nanstop.replay.rng import rng_kept
-from nanstop.replay.snapshot import Buffers, Snapshot, Trainable
 from nanstop.replay.undo import attributes_kept, without_gradients
 from nanstop.replay.untouched import versions_kept
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch import nn
 
+from loop_scripts import ReplayingSession, run_script, same
 from nanstop.decide.policy import Policy
 from nanstop.hosts.loop.watch import watch_loop
 from nanstop.hosts.script import autowatch
@@ -250,3 +251,36 @@ def test_a_loss_that_was_scaled_before_a_failure_can_still_be_used(folder):
         autowatch.unwatch()
     assert plain.differences(seen) == []
     assert any(report.replay is not None for report in store.reports.values())
+
+
+BESIDE = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+enc, norm, dec = nn.Linear(4, 8), nn.BatchNorm1d(8, affine=False), nn.Linear(8, 4)
+optimizer = torch.optim.SGD([*enc.parameters(), *dec.parameters()], 1e-2)
+for step in range(5):
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(step))
+    if step == BAD:
+        x[1, 2] = float("inf")
+    if step == LEFT:
+        continue
+    loss = (dec(norm(enc(x))) - x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+PARAMETERS = [t.clone() for m in (enc, norm, dec) for t in m.state_dict().values()]
+"""
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_buffers_of_a_module_that_trains_nothing_are_put_back(tmp_path, bad):
+    without = run_script(tmp_path / "without.py", BESIDE, BAD=None, LEFT=bad)["PARAMETERS"]
+    healthy = run_script(tmp_path / "plain.py", BESIDE, BAD=None, LEFT=None)["PARAMETERS"]
+    session = ReplayingSession()
+    watched = run_script(tmp_path / "healthy.py", BESIDE, session, BAD=None, LEFT=None)
+    assert same(watched["PARAMETERS"], healthy)
+    session = ReplayingSession("skip")
+    skipped = run_script(tmp_path / "skipped.py", BESIDE, session, BAD=bad, LEFT=None)
+    assert session.steps == [bad]
+    assert same(skipped["PARAMETERS"], without)

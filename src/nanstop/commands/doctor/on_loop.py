@@ -48,7 +48,7 @@ from nanstop.process.inject import dry_run_child
 from nanstop.process.inject.dry_run import DryRun, answered
 from nanstop.process.inject.save_nothing import save_nothing
 from nanstop.records.codec import from_json, to_json
-from nanstop.replay.snapshot import Snapshot, Trainable
+from nanstop.replay.copies.snapshot import Snapshot, Trainable
 from nanstop.store.files import MAX_JSON_BYTES, read_text, write_whole
 
 _WARM = 2

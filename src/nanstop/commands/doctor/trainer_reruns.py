@@ -23,8 +23,9 @@ from nanstop.hosts.trainer.callbacks import TrainerCallback, is_reporting, is_us
 from nanstop.hosts.trainer.view import HfView
 from nanstop.hosts.trainer.watch import TrainerWatch, watch_trainer
 from nanstop.process.inject.save_nothing import save_nothing
+from nanstop.replay.copies.buffers import BufferNotes
+from nanstop.replay.copies.snapshot import Snapshot, Trainable
 from nanstop.replay.rng import note_rng, restore_rng
-from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable
 
 _EVENTS = (
     "on_epoch_begin",

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.commands.lr_range.curve import LrRange, analyse, has_diverged, rates
+from nanstop.replay.copies.buffers import BufferNotes
+from nanstop.replay.copies.snapshot import Snapshot, Trainable
 from nanstop.replay.rng import note_rng, restore_rng
-from nanstop.replay.snapshot import BufferNotes, Snapshot, Trainable
 
 
 def sweep(

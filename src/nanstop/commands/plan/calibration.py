@@ -22,8 +22,9 @@ from nanstop.records import Atom, RunFacts, StepId
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.remedies.apply import applied
 from nanstop.replay.conditions import without_dropout
+from nanstop.replay.copies.buffers import BufferNotes
+from nanstop.replay.copies.snapshot import ready_scaler
 from nanstop.replay.rng import RngState, note_rng
-from nanstop.replay.snapshot import BufferNotes, ready_scaler
 from nanstop.replay.step import Batch, Step
 from nanstop.replay.undo import attributes_kept
 

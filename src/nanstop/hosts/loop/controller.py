@@ -251,7 +251,7 @@ class LoopController:
 
         Running statistics would keep it for good.
         """
-        if nonfinite(dict(step.view.root.named_buffers())):
+        if nonfinite({str(place): one for place, one in enumerate(step.buffers.tensors())}):
             with step.buffers.rewritten(step.start):
                 step.buffers.restore(step.start)
 

@@ -26,8 +26,9 @@ from nanstop.measure.followed import Line
 from nanstop.numerics.parked import Away, is_tight
 from nanstop.records import Atom, RunFacts, SourceLine, StepId
 from nanstop.replay.collectives import Collectives
+from nanstop.replay.copies.buffers import Buffers
+from nanstop.replay.copies.snapshot import Trainable, ready_scaler
 from nanstop.replay.rng import RngState, note_rng, restore_rng
-from nanstop.replay.snapshot import Buffers, Trainable, ready_scaler
 from nanstop.replay.step import Batch, Measure, ModelView, parameters_of, trainable_of, undone
 from nanstop.replay.untouched import versions_kept
 from nanstop.tracing.hook_lines import hook_lines

@@ -31,8 +31,9 @@ from nanstop.measure.gradient_accounts import GradientAccounts
 from nanstop.numerics.tensors import format_name
 from nanstop.numerics.trained import held_by
 from nanstop.own_code import is_library
+from nanstop.replay.copies.buffers import BufferNotes
+from nanstop.replay.copies.snapshot import ready_scaler
 from nanstop.replay.rng import RngNotes
-from nanstop.replay.snapshot import BufferNotes, ready_scaler
 from nanstop.session.watched_run import OpenSession
 from nanstop.tracebacks import passes_through, raised_in
 from nanstop.tracing.places import user_line

@@ -22,6 +22,7 @@ from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import NO_MODEL
 from nanstop.hosts.script.window import (
     device_of,
+    has_buffers,
     has_parameters,
     is_trainable,
     on_one_rank,
@@ -87,6 +88,8 @@ class Calls:
             self._state.claim()
             self._table.replace(type(module), "__call__", self.call)
             return type(module).__call__(module, *args, **kwargs)
+        if watched and torch.is_grad_enabled() and has_buffers(module):
+            self._state.begin_window().follow(module, self._state.buffers)
         if watched and not torch.is_grad_enabled():
             with self._state.untaped() as tape:
                 self._follow_aside(tape, module)

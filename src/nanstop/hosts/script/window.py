@@ -24,14 +24,14 @@ from nanstop.measure.loss_graph import LEAST_SCALE
 from nanstop.numerics.tensors import by_torch_alone, nonfinite
 from nanstop.numerics.trained import gradients_held
 from nanstop.records.facts import BY_HAND
-from nanstop.replay.snapshot import BufferNotes
+from nanstop.replay.copies.buffers import BufferNotes
 from nanstop.tracing.places import user_line
 
 
 class BufferGroup:
     """Buffers of several modules, noted and restored together.
 
-    See ``replay.snapshot.BufferNotes``.
+    See ``replay.copies.snapshot.BufferNotes``.
     """
 
     def __init__(self) -> None:
@@ -49,6 +49,9 @@ class BufferGroup:
     def restore(self, noted: Sequence[Any]) -> None:
         for notes, values in noted:
             notes.restore(values)
+
+    def tensors(self) -> list[Tensor]:
+        return [one for notes in self._known.values() for one in notes.tensors()]
 
     def kept(self, *noted: Sequence[Any]) -> AbstractContextManager[None]:
         return self._within(BufferNotes.kept, noted)
@@ -146,9 +149,13 @@ class ScriptWindow:
             self.called[id(inner)] = module  # a call of what is wrapped does not undo the wrapper's
         if id(inner) not in self.roots:
             self.roots[id(inner)] = inner
-            noted = buffers.add(inner)
-            if all(notes is not noted[0] for notes, _ in self.start):
-                self.start.append(noted)
+            self.follow(inner, buffers)
+
+    def follow(self, module: nn.Module, buffers: BufferGroup) -> None:
+        """Follow the buffers of a module that is called in it."""
+        noted = buffers.add(module)
+        if all(notes is not noted[0] for notes, _ in self.start):
+            self.start.append(noted)
 
     def is_bad(self, norm: Tensor | None, parameters: Sequence[Tensor]) -> bool:
         """Return whether a loss or a gradient of ``parameters`` is not finite: the norm of finite
@@ -301,6 +308,10 @@ def is_trainable(module: nn.Module) -> bool:
 
 def has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
+
+
+def has_buffers(module: nn.Module) -> bool:
+    return next(module.buffers(), None) is not None
 
 
 def device_of(module: nn.Module) -> str:

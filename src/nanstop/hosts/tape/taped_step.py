@@ -15,7 +15,7 @@ from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.measure.followed import Line
 from nanstop.records import RunFacts, StepId
 from nanstop.replay.collectives import Collectives
-from nanstop.replay.snapshot import Buffers
+from nanstop.replay.copies.buffers import Buffers
 from nanstop.replay.step import Batch, Measure, ModelView, Step, parameters_of
 
 

@@ -27,7 +27,7 @@ from nanstop.hosts.trainer.step import (
 from nanstop.hosts.window.remedies import under
 from nanstop.numerics.tensors import nonfinite
 from nanstop.records import Atom
-from nanstop.replay.snapshot import ready_scaler
+from nanstop.replay.copies.snapshot import ready_scaler
 from nanstop.replay.step import parameters_of
 from nanstop.replay.untouched import versions_kept
 from nanstop.tracebacks import passes_through

@@ -22,8 +22,8 @@ from nanstop.hosts.tape.taped_step import TapedStep
 from nanstop.hosts.trainer.callbacks import is_reporting
 from nanstop.hosts.trainer.watch import TrainerWatch
 from nanstop.records import AccumulationFacts
+from nanstop.replay.copies.buffers import BufferNotes
 from nanstop.replay.rng import restore_rng, rng_kept
-from nanstop.replay.snapshot import BufferNotes
 from nanstop.replay.step import Step
 from nanstop.replay.undo import attributes_kept
 from nanstop.session.first_window import first_window

@@ -26,8 +26,9 @@ from nanstop.hosts.window.ending import Ending
 from nanstop.hosts.window.remedies import WindowRemedies
 from nanstop.records import RunFacts, StepId
 from nanstop.replay.collectives import Collectives
+from nanstop.replay.copies.buffers import BufferNotes
+from nanstop.replay.copies.snapshot import Trainable, ready_scaler
 from nanstop.replay.rng import RngNotes, RngState, restore_rng
-from nanstop.replay.snapshot import BufferNotes, Trainable, ready_scaler
 from nanstop.replay.step import Batch, ModelView, Step, parameters_of, trainable_of, undone
 from nanstop.replay.undo import attributes_kept
 from nanstop.tracebacks import passes_through
@@ -43,8 +44,7 @@ class TrainerMicro:
 
     ``before`` and ``after`` are notes of the trainer, ``after`` at the end of the call; ``batch``
     is a shallow copy of what ``_prepare_inputs`` returned, None where it raised. ``advanced``: it
-    moved on to the next buffered slice as well. ``taped``: the calls of a loss of
-    the script's own.
+    moved on to the next buffered slice as well. ``taped``: the calls of a loss of the script's own.
     """
 
     model: nn.Module

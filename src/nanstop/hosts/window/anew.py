@@ -11,7 +11,7 @@ from nanstop.decide.agreement import Ranks, on_every_rank
 from nanstop.decide.decision import Decision
 from nanstop.errors import NanstopError
 from nanstop.hosts.window.host import HostStep, WindowHost
-from nanstop.replay.rewind import Rewind
+from nanstop.replay.copies.rewind import Rewind
 from nanstop.replay.step import trainable_of
 from nanstop.replay.untouched import versions_kept
 

@@ -29,7 +29,7 @@ from nanstop.numerics import host_memory
 from nanstop.numerics.weights import odd_weights
 from nanstop.records import Signal, StepId, TensorStats
 from nanstop.records.facts import BY_HAND
-from nanstop.replay.rewind import Rewind, SnapshotKeeper
+from nanstop.replay.copies.rewind import Rewind, SnapshotKeeper
 from nanstop.replay.step import ModelView, Step, trainable_of
 from nanstop.tracebacks import passes_through
 

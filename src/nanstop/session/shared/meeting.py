@@ -14,9 +14,9 @@ from nanstop.prove.failing_step import FailingStep, WayBack, apply_update, broke
 from nanstop.records import DeviceFacts, codec
 from nanstop.records.record import record
 from nanstop.replay.collectives import finite, other
+from nanstop.replay.copies.rewind import Rewind
+from nanstop.replay.copies.snapshot import Snapshot
 from nanstop.replay.rerun import Attempt, attempt
-from nanstop.replay.rewind import Rewind
-from nanstop.replay.snapshot import Snapshot
 from nanstop.replay.step import Step, trainable_of
 from nanstop.session.machine import own_version
 from nanstop.session.shared.conclusion import Conclusion, as_text, from_text

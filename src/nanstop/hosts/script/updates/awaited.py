@@ -95,6 +95,8 @@ class AwaitedUpdates:
         """Clip gradients, those of a bad window by nothing, and await their update; return False,
         and do nothing, where the window is to be read first.
         """
+        if norm.device.type in gated_update.AT_ONCE:
+            return False
         gated = self._gated(parameters, norm, None)
         if gated is None:
             return False
@@ -111,8 +113,10 @@ class AwaitedUpdates:
         """Return an update that is about to be made of gradients as they are, None where the window
         is to be read first.
         """
+        if norm is None or norm.device.type in gated_update.AT_ONCE:
+            return None
         gated = self._gated(parameters, norm, optimizer)
-        if gated is None or norm is None:
+        if gated is None:
             return None
         measure = partial(norm_here, parameters)
         return Awaited(gated, parameters, norm, measure, lambda _: None, self.settle)
@@ -168,11 +172,9 @@ class AwaitedUpdates:
                 awaited.clip_anew(redone=ending.redone)
 
     def _gated(
-        self, parameters: Sequence[Tensor], norm: Tensor | None, optimizer: Optimizer | None
+        self, parameters: Sequence[Tensor], norm: Tensor, optimizer: Optimizer | None
     ) -> GatedUpdate | None:
         window, steps = self._state.window, self._judge.steps
-        if norm is None or norm.device.type in gated_update.AT_ONCE:
-            return None
         optimizer = optimizer or steps.optimizer_of(window, parameters)
         is_plain = not (window.judged or window.closed or window.failed or window.no_veto)
         if self._state.compiles_functions or not is_plain or not can_be_gated(optimizer, norm):

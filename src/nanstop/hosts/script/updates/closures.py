@@ -25,7 +25,7 @@ from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.numerics import host_memory
 from nanstop.numerics.tensors import nonfinite
 from nanstop.numerics.trained import held_by
-from nanstop.replay.snapshot import Snapshot, Trainable
+from nanstop.replay.copies.snapshot import Snapshot, Trainable
 from nanstop.replay.untouched import Versions, address, holds
 
 MEMORY_SHARE = 0.25

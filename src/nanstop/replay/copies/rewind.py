@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from nanstop.frozen import frozen
 from nanstop.numerics.tensors import bad_mask, by_torch_alone, bytes_of, is_measurable, nonfinite
-from nanstop.replay.snapshot import Snapshot, Trainable
+from nanstop.replay.copies.snapshot import Snapshot, Trainable
 from nanstop.replay.step import Step, place_of_copies
 
 _NOTE_BYTES = 1 << 15

@@ -1,23 +1,20 @@
-"""Copies to go back to: of the trainable state (``Snapshot``, ``Rewind``) and of buffers that a
-forward moves.
-"""
+"""Copies to go back to of the trainable state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, cast
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from nanstop.frozen import frozen
 from nanstop.numerics.parked import copied_to_host
 from nanstop.numerics.tensors import by_torch_alone, nonfinite
 from nanstop.numerics.trained import Trained, held_by
-from nanstop.replay.conditions import unrecorded
-from nanstop.replay.untouched import TensorMemory, copy_of, holds, versions_kept, write
+from nanstop.replay.untouched import versions_kept
 
 
 @frozen
@@ -269,132 +266,3 @@ def _load_scaler(scaler: Any, state: dict[str, Any]) -> None:
     # state_dict() of a disabled scaler is empty, and loading it is an error.
     if state:
         scaler.load_state_dict(state)
-
-
-_UNSEEN = frozenset({"running_mean", "running_var"})
-"""Buffers that a kernel writes without moving the version counter (``torch.native_batch_norm``)."""
-
-_COMPARED = 4
-"""Notes that find out which others are written so."""
-
-
-class Buffers(Protocol):
-    """Buffers that can be put back: those of a model, or of several."""
-
-    def note(self) -> Any:
-        """Return the buffers as they are now."""
-        ...
-
-    def restore(self, notes: Any, /) -> None:
-        """Put back every buffer; ``kept`` and ``rewritten`` say what becomes of versions."""
-        ...
-
-    def kept(self, *notes: Any) -> AbstractContextManager[None]:
-        """Undo on exit what is done inside to the buffers, and to tensors of earlier notes."""
-        ...
-
-    def rewritten(self, *notes: Any) -> AbstractContextManager[None]:
-        """Let last what is done to the buffers inside, as if the script's own run had left it."""
-        ...
-
-
-class BufferNotes:
-    """Copies of a model's buffers that follow those a forward moves, at the cost of a version read
-    each.
-
-    Returns to an earlier note put back values that a bad forward left behind (running statistics).
-    The first notes compare values as well, which synchronises the device: what is written through
-    ``data`` is always copied from then on.
-    """
-
-    def __init__(self, root: nn.Module) -> None:
-        self._places = [
-            (module._buffers, name)
-            for module in root.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None and not buffer.is_inference()
-        ]
-        self._unseen = {i for i, (_, name) in enumerate(self._places) if name in _UNSEEN}
-        self._num_compared = 0
-        self._seen = [_BufferNote.of(holder[name]) for holder, name in self._places]
-
-    def note(self) -> tuple[_BufferNote, ...]:
-        """Return the buffers as they are now;
-        only those that moved since the last note are copied.
-        """
-        if self._num_compared < _COMPARED:
-            self._num_compared += 1
-            self._compare()
-        for index, (holder, name) in enumerate(self._places):
-            if index in self._unseen or self._seen[index].moved(holder[name]):
-                self._seen[index] = _BufferNote.of(holder[name])
-        return tuple(self._seen)
-
-    def restore(self, notes: Sequence[_BufferNote]) -> None:
-        """Put back every buffer; ``kept`` and ``rewritten`` say what becomes of versions. No
-        recorder hears of it: what is bad in a buffer is no operation's of the run that follows.
-        """
-        with unrecorded():
-            for index, ((holder, name), note) in enumerate(zip(self._places, notes, strict=True)):
-                holder[name] = note.tensor
-                write(note.tensor, note.copy)
-                self._seen[index] = _BufferNote(note.tensor, note.tensor._version, note.copy)
-
-    @contextmanager
-    def kept(self, *notes: Sequence[_BufferNote]) -> Iterator[None]:
-        """Undo on exit what is done to the buffers inside, and to tensors of earlier ``notes``
-        that take their place.
-        """
-        present, seen = [holder[name] for holder, name in self._places], list(self._seen)
-        tensors = self._tensors(*notes)
-        held = [TensorMemory.of(tensor) for tensor in tensors]
-        try:
-            with versions_kept(tensors):
-                yield
-        finally:
-            for (holder, name), tensor in zip(self._places, present, strict=True):
-                holder[name] = tensor
-            for one in held:
-                one.put_back()
-            self._seen = seen
-
-    @contextmanager
-    def rewritten(self, *notes: Sequence[_BufferNote]) -> Iterator[None]:
-        """Let last what is done to the buffers inside, as if the script's own run had left it:
-        at their versions now.
-        """
-        with versions_kept(self._tensors(*notes)):
-            yield
-        # Versions say no more what has moved.
-        self._seen = [_BufferNote.of(holder[name]) for holder, name in self._places]
-
-    def _tensors(self, *notes: Sequence[_BufferNote]) -> list[Tensor]:
-        present = [holder[name] for holder, name in self._places]
-        earlier = [note.tensor for each in notes for note in each]
-        return list({id(t): t for t in (*present, *earlier) if t is not None}.values())
-
-    def _compare(self) -> None:
-        for index, (holder, name) in enumerate(self._places):
-            seen, present = self._seen[index], holder[name]
-            if not seen.moved(present) and not holds(seen.tensor, seen.copy):
-                self._unseen.add(index)
-
-
-@frozen
-class _BufferNote:
-    tensor: Tensor
-    version: int
-    copy: Tensor
-
-    @classmethod
-    def of(cls, tensor: Tensor | None) -> _BufferNote:
-        """Return a note of a buffer as it is now; the copy is on its device."""
-        assert tensor is not None
-        return cls(tensor, tensor._version, copy_of(tensor))
-
-    def moved(self, present: Tensor | None) -> bool:
-        """Return whether the buffer was replaced or written to since.
-
-        Reads its version, not its values.
-        """
-        return present is not self.tensor or self.tensor._version != self.version

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from nanstop.detect.objective.answers import falls_without_end, takes_logits_of_labels
 from nanstop.detect.objective.labels import LIKELIHOODS
+from nanstop.detect.objective.operands.bounded import are_bounded
 from nanstop.detect.objective.operands.look import Operands
-from nanstop.detect.objective.operands.numbers import BINARY, SCORED, SHARES, Given
+from nanstop.detect.objective.operands.numbers import BINARY, LOG_SHARES, SCORED, SHARES, Given
 from nanstop.detect.standstill import is_constant, moved
 from nanstop.localize.provenance import KEEPS
 from nanstop.localize.slicing import writers
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 FAR, NEAR = 10.0, 1.0
 """Sizes by which weights are moved: nothing stays between 0 and 1 by accident."""
+MOST_BETWEEN = 16
+"""Operations between a product and what is read of it: a sigmoid by hand has three."""
 _DIVERGENCE = "aten.kl_div"
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "convolution", "linear"})
 _PASSES = KEEPS | {"add", "sub", "mul", "div"}
@@ -96,6 +99,10 @@ def _wrong(step: Step, trace: Trace, op: Op, given: Given) -> Value | None:
         return op.inputs[0] if made_at and falls_without_end(step, made_at) else None
     if given != "between_0_and_1" or base == BINARY:
         return next(iter(op.inputs), None)
+    if base == LOG_SHARES:
+        made_at = _product(trace, op.inputs[0])
+        is_meant = made_at is None or not are_bounded(step, op.index, made_at)
+        return None if is_meant else op.inputs[0]
     for value in op.inputs:
         newest = next(iter(writers(trace, value)), None)
         if newest is not None and takes_logits_of_labels(step, newest):
@@ -122,6 +129,16 @@ def _of_same_weight(step: Step, trace: Trace, scores: Value) -> list[int]:
     ]
 
 
+def _product(trace: Trace, value: Value) -> int | None:
+    """Return the product with a weight that each number of a value comes of."""
+    for _ in range(MOST_BETWEEN):
+        newest = next(iter(writers(trace, value)), None)
+        if newest is None or _base(trace.ops[newest]) in _PRODUCTS:
+            return newest
+        value = max(trace.ops[newest].inputs, key=lambda one: math.prod(one.shape), default=value)
+    return None
+
+
 def _row(trace: Trace, op: Op, value: Value, given: Given) -> ObjectiveRow | None:
     """Return an odd operand as a record; None where scores may be meant as they are."""
     if op.phase not in ("forward", "loss"):
@@ -133,7 +150,7 @@ def _row(trace: Trace, op: Op, value: Value, given: Given) -> ObjectiveRow | Non
     place = op if maker is None or given in ("one_class", "scores") else maker
     line = line_text(place.line)
     classes = 1 if _base(op) in LIKELIHOODS and len(value.shape) > 1 else -1
-    by_hand = given == "between_0_and_1" and _base(op) != BINARY
+    by_hand = given == "between_0_and_1" and _base(op) not in (BINARY, LOG_SHARES)
     return ObjectiveRow(
         op=f"aten.{BINARY}" if by_hand else op.name,
         module=place.module,

@@ -23,7 +23,8 @@ _APART, _WHOLE = 0.05, 1e-4
 """By how much logarithms of sums are off that are none of probabilities, and of a length by how
 much it is at most.
 """
-NORMALISE = frozenset({"_log_softmax", "log_softmax", "logsumexp"})
+LOG_SHARES = "_log_softmax"
+NORMALISE = frozenset({LOG_SHARES, "log_softmax", "logsumexp"})
 SHARES = "_softmax"
 ALIGNMENTS = frozenset({"_ctc_loss", "_cudnn_ctc_loss"})
 BINARY = "binary_cross_entropy_with_logits"
@@ -69,8 +70,9 @@ def _normalised(values: Tensor, dim: int | None, base: str) -> Given | None:
         return None
     if values.shape[dim] == 1:
         return "one_class" if values.dim() > 1 else None
-    are_odd = base != SHARES and are_probabilities(some_rows(values, dim))
-    return "probabilities" if are_odd else None
+    if base != SHARES and are_probabilities(some_rows(values, dim)):
+        return "probabilities"
+    return _between(values) if base == LOG_SHARES else None
 
 
 def _exponents(values: Tensor) -> Given | None:

@@ -150,6 +150,27 @@ def cosines(m, b):
     return F.cross_entropy(F.normalize(m(b["x"]), dim=-1) @ centres.T, b["y"])
 
 
+def soft_margin(m, b):
+    return F.soft_margin_loss(m(b["x"]), chosen(b))
+
+
+def signed(m, b):
+    return F.soft_margin_loss(m(b["x"]), 2.0 * chosen(b) - 1.0)
+
+
+def pairs_left_out(m, b):
+    """Differences of scores that are to be above 0, some of them left out by a mask."""
+    return F.soft_margin_loss(m(b["x"]) - m(b["x"].flip(0)), chosen(b))
+
+
+def held_down(m, b):
+    return soft_margin(m, b) + 0.1 * m(b["x"]).square().mean()
+
+
+def negatives_apart(m, b):
+    return soft_margin(m, b) + F.soft_margin_loss(m(-b["x"]), -torch.ones(8, 4))
+
+
 def of_logits(loss):
     """Return a binary loss of two tensors as one of a model and a batch."""
     return lambda m, b: loss(m(b["x"]), chosen(b))
@@ -187,6 +208,17 @@ def test_a_cross_entropy_of_scores_between_0_and_1_is_told(loss, last):
 )
 def test_bounds_that_the_loss_can_do_with_are_left_in_peace(loss):
     assert rows_of(loss, nn.Sigmoid()) == ()
+
+
+def test_targets_of_0_and_1_where_a_margin_wants_signs_are_told():
+    (row,) = rows_of(soft_margin)
+    assert (row.given, row.op) == ("unsigned", "aten.soft_margin_loss.default")
+    assert row.line.startswith("test_losses_by_hand.py:")
+
+
+@pytest.mark.parametrize("loss", [signed, pairs_left_out, held_down, negatives_apart])
+def test_targets_of_0_that_are_meant_are_left_in_peace(loss):
+    assert rows_of(loss) == ()
 
 
 @pytest.mark.parametrize("loss", BINARY)

@@ -424,6 +424,7 @@ FIRES = [
     ("NS118", probed(objective=(objective_row("between_0_and_1"),)), "likely"),
     ("NS118", probed(objective=(objective_row("between_0_and_1", "aten.binary_cross_entropy_with_logits"),)), "certain"),
     ("NS118", probed(objective=(objective_row("own_token"),)), "likely"),
+    ("NS118", probed(objective=(objective_row("unsigned", "aten.soft_margin_loss.default"),)), "likely"),
     ("NS118", probed(objective=(objective_row("later_token"),)), "likely"),
     ("NS118", probed(objective=(objective_row("every_pair", "aten.sub.Tensor", 12),)), "likely"),
     ("NS118", probed(objective=(objective_row("scores", "aten.nll_loss_forward.default"),)), "likely"),

@@ -13,7 +13,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nanstop.detect.objective.answers import falls_without_end, takes_logits_of_labels
+from nanstop.detect.objective.answers import (
+    falls_without_end,
+    rises_on_one_side,
+    takes_logits_of_labels,
+)
 from nanstop.detect.objective.labels import LIKELIHOODS
 from nanstop.detect.objective.operands.bounded import are_bounded
 from nanstop.detect.objective.operands.look import Operands
@@ -97,6 +101,9 @@ def _wrong(step: Step, trace: Trace, op: Op, given: Given) -> Value | None:
     if base in SCORED:
         made_at = _of_same_weight(step, trace, op.inputs[0])
         return op.inputs[0] if made_at and falls_without_end(step, made_at) else None
+    if given == "unsigned":
+        made = _of_same_weight(step, trace, op.inputs[0])
+        return op.inputs[0] if made and rises_on_one_side(step, made) else None
     if given != "between_0_and_1" or base == BINARY:
         return next(iter(op.inputs), None)
     if base == LOG_SHARES:
@@ -147,7 +154,7 @@ def _row(trace: Trace, op: Op, value: Value, given: Given) -> ObjectiveRow | Non
     # What a logarithm went into (a weighted log-probability, a density) may be above 0.
     if given == "scores" and (maker is None or _base(maker) not in _PRODUCTS):
         return None
-    place = op if maker is None or given in ("one_class", "scores") else maker
+    place = op if maker is None or given in ("one_class", "scores", "unsigned") else maker
     line = line_text(place.line)
     classes = 1 if _base(op) in LIKELIHOODS and len(value.shape) > 1 else -1
     by_hand = given == "between_0_and_1" and _base(op) not in (BINARY, LOG_SHARES)

@@ -16,6 +16,7 @@ from nanstop.detect.objective.operands.numbers import (
     NORMALISE,
     SCORED,
     SHARES,
+    SIGNED,
     SQUASHES,
     Given,
     are_probabilities,
@@ -37,7 +38,7 @@ class Operands(LookOfSome):
     of those that are a part of a KL divergence is to be a logarithm.
     """
 
-    ops = _PARTS | NORMALISE | {SHARES} | ALIGNMENTS | SQUASHES | PICKS
+    ops = _PARTS | NORMALISE | {SHARES} | ALIGNMENTS | SQUASHES | PICKS | {SIGNED}
 
     def __init__(self, asked: Set[int] = frozenset()) -> None:
         self.odd: dict[int, Given] = {}

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from nanstop.detect.objective.labels import LIKELIHOODS, picked
 
-Given = Literal["probabilities", "between_0_and_1", "scores", "one_class", "across"]
+Given = Literal["probabilities", "between_0_and_1", "scores", "one_class", "across", "unsigned"]
 
 MOST_ROWS = 64
 """Rows of an operand that are read: all of them are to be alike."""
+LEAST_TARGETS = 32
+"""Of -1, 0 and 1, a small batch may have no -1."""
 TOLERANCE = 1e-2
 """Of a sum of probabilities: those of bfloat16 sum to 1 within it."""
 _APART, _WHOLE = 0.05, 1e-4
@@ -28,6 +30,7 @@ NORMALISE = frozenset({LOG_SHARES, "log_softmax", "logsumexp"})
 SHARES = "_softmax"
 ALIGNMENTS = frozenset({"_ctc_loss", "_cudnn_ctc_loss"})
 BINARY = "binary_cross_entropy_with_logits"
+SIGNED = "soft_margin_loss"
 SCORED = frozenset({"gather", "index"})
 """Operations that may take one score of each row."""
 SQUASHES = frozenset({"softplus", "log_sigmoid_forward"})
@@ -47,9 +50,9 @@ def reader(base: str) -> Callable[[Any], Given | None] | None:
         return lambda args: _picked_scores(args[0]) if picked(base, args) is not None else None
     if base == "mul":
         return _meets_labels
-    if base in SQUASHES:
+    if base in SQUASHES or base == BINARY:
         return lambda args: _between(args[0])
-    return (lambda args: _between(args[0])) if base == BINARY else None
+    return (lambda args: _unsigned(args[0], args[1])) if base == SIGNED else None
 
 
 def _dim(given: Any) -> int | None:
@@ -125,6 +128,14 @@ def _meets_labels(args: Any) -> Given | None:
     labels = [one for one in args[:2] if not one.requires_grad]
     is_met = len(labels) == 1 and labels[0].numel() > 0 and _are_shares(labels[0])
     return _between(trained[0]) if is_met else None
+
+
+def _unsigned(values: Tensor, targets: Tensor) -> Given | None:
+    """Return whether targets that are to be -1 and 1 are 0 and 1, and some are either."""
+    if not values.requires_grad or targets.numel() < LEAST_TARGETS:
+        return None
+    of_0, of_1 = (int((targets == number).sum()) for number in (0, 1))
+    return "unsigned" if of_0 and of_1 and of_0 + of_1 == targets.numel() else None
 
 
 def _are_shares(values: Tensor) -> bool:

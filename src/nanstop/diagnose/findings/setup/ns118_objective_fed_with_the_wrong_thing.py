@@ -64,6 +64,11 @@ with s, 100 times as fast and without end, and the loss goes below 0. So does it
 2 and up. That these places count is seen by an experiment: other targets there, and another loss.
 Targets a little beyond 0 and 1, from -0.5 to 1.5, are left in peace: noise smooths labels.
 
+Targets can be 0 and 1 where -1 and 1 are asked for. `soft_margin_loss` is log(1 + exp(-y s)): for
+a target y of 0 that is log(2) whatever the output s is, without a gradient, and nothing pulls an
+output down. It is told where the loss only falls as one number in the place of all outputs rises: a
+mask of pairs, whose scores are differences, is left in peace, and so are 0 beside -1 and 1.
+
 A target of a KL divergence can be a logarithm already. `kl_div` computes p log(p) of its target,
 which has no value below 0: of log-probabilities the loss is NaN in the first step, while the
 gradient, which asks for no logarithm, is finite and wrong: the update is applied.
@@ -93,6 +98,7 @@ cross_entropy(softmax(logits, -1), right)               # tensor(0.5516)
 8. `labels[attention_mask == 0] = -100`: where the token that pads is the one that ends a text, the
    end stays. Cost: none.
 9. `kl_div(..., log_target=True)` for a target of logarithms. Cost: none.
+10. `2 * targets - 1` for `soft_margin_loss`. Cost: none.
 
 ## Fix safety
 All of them change training, to what the objective is meant to be. The loss is on another scale
@@ -172,6 +178,12 @@ _INSTEAD = {
         "gradients that are asked for without a graph change the loss, and nothing that is trained",
         "with larger ones the loss is another one, and each gradient of a weight the same",
         "ask for them with create_graph=True",
+    ),
+    "unsigned": (
+        "a soft margin loss is given targets of 0 and 1",
+        "a target of 0 has no gradient: nothing asks for a low output",
+        "with one number in the place of all outputs the loss only falls as that rises",
+        "it takes -1 and 1: 2 * targets - 1; for 0 and 1 take binary_cross_entropy_with_logits",
     ),
 }
 

@@ -112,6 +112,65 @@ def rows_of(loss, *last):
     return at_once(FnStep(model, loss, [batch]))["objective"]
 
 
+def smoothed(m, b, by=0.1):
+    return F.cross_entropy(m(b["x"]), b["y"], label_smoothing=by)
+
+
+def so_smooth_that_it_is_reached(m, b):
+    return smoothed(m, b, 0.8)
+
+
+def weighed_classes(m, b):
+    logs = 1.0 / (1.0 + torch.exp(-m(b["x"])))
+    return F.nll_loss(logs.log_softmax(-1), b["y"], weight=torch.arange(1.0, 5.0))
+
+
+def of_relevances(m, b):
+    """Rankings have a softmax of relevances between 0 and 1 on either side."""
+    return F.cross_entropy(m(b["x"]), F.softmax(b["x"][:, :4].sigmoid(), -1))
+
+
+def sharpened(m, b):
+    return F.cross_entropy(m(b["x"]) * 16.0, b["y"])
+
+
+def bounded_policy(m, b):
+    logs = m(b["x"]).log_softmax(-1).gather(1, b["y"][:, None])[:, 0]
+    return -(logs * b["x"][:, 0]).mean()
+
+
+def beside_its_own_loss(m, b):
+    p = m(b["x"])
+    return F.binary_cross_entropy(p, chosen(b)) + 0.1 * F.cross_entropy(p, b["y"])
+
+
+def cosines(m, b):
+    """Of features that are positive: matching networks have them so."""
+    centres = F.normalize(b["x"][:4, :4].abs(), dim=-1)
+    return F.cross_entropy(F.normalize(m(b["x"]), dim=-1) @ centres.T, b["y"])
+
+
+def soft_margin(m, b):
+    return F.soft_margin_loss(m(b["x"]), chosen(b))
+
+
+def signed(m, b):
+    return F.soft_margin_loss(m(b["x"]), 2.0 * chosen(b) - 1.0)
+
+
+def pairs_left_out(m, b):
+    """Differences of scores that are to be above 0, some of them left out by a mask."""
+    return F.soft_margin_loss(m(b["x"]) - m(b["x"].flip(0)), chosen(b))
+
+
+def held_down(m, b):
+    return soft_margin(m, b) + 0.1 * m(b["x"]).square().mean()
+
+
+def negatives_apart(m, b):
+    return soft_margin(m, b) + F.soft_margin_loss(m(-b["x"]), -torch.ones(8, 4))
+
+
 def of_logits(loss):
     """Return a binary loss of two tensors as one of a model and a batch."""
     return lambda m, b: loss(m(b["x"]), chosen(b))
@@ -131,6 +190,35 @@ def test_picked_scores_without_a_logarithm_are_told(loss):
 def test_probabilities_in_the_place_of_logits_are_told(loss):
     (row,) = rows_of(of_logits(loss), nn.Sigmoid())
     assert (row.given, row.op) == ("between_0_and_1", "aten.binary_cross_entropy_with_logits")
+
+
+@pytest.mark.parametrize(("loss", "last"), [(smoothed, (nn.Sigmoid(),)), (weighed_classes, ())])
+def test_a_cross_entropy_of_scores_between_0_and_1_is_told(loss, last):
+    (row,) = rows_of(loss, *last)
+    assert (row.given, row.op) == ("between_0_and_1", "aten._log_softmax.default")
+    assert row.width == 4
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *(so_smooth_that_it_is_reached, of_relevances, sharpened, bounded_policy),
+        *(beside_its_own_loss, cosines),
+    ],
+)
+def test_bounds_that_the_loss_can_do_with_are_left_in_peace(loss):
+    assert rows_of(loss, nn.Sigmoid()) == ()
+
+
+def test_targets_of_0_and_1_where_a_margin_wants_signs_are_told():
+    (row,) = rows_of(soft_margin)
+    assert (row.given, row.op) == ("unsigned", "aten.soft_margin_loss.default")
+    assert row.line.startswith("test_losses_by_hand.py:")
+
+
+@pytest.mark.parametrize("loss", [signed, pairs_left_out, held_down, negatives_apart])
+def test_targets_of_0_that_are_meant_are_left_in_peace(loss):
+    assert rows_of(loss) == ()
 
 
 @pytest.mark.parametrize("loss", BINARY)

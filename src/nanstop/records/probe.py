@@ -100,9 +100,9 @@ class ObjectiveRow:
     policy itself in the place of its reference, ``width`` values less their own mean, padding of
     ``width`` places in that of texts, ``width`` rows and a copy of each, ``width`` labels of
     padding, gradients that were asked for without a graph, logarithms of probabilities along
-    another dimension, or a target ``width`` beyond 0 and 1. ``line``: FILE:LINE; ``made_at``: of
-    the lines that made what was read what it is; of copies, the names of what holds them in the
-    batch.
+    another dimension, a target ``width`` beyond 0 and 1, or targets of 0 in the place of -1.
+    ``line``: FILE:LINE; ``made_at``: of the lines that made what was read what it is; of copies,
+    the names of what holds them in the batch.
     """
 
     op: str
@@ -123,6 +123,7 @@ class ObjectiveRow:
         "unheard",
         "across",
         "beyond",
+        "unsigned",
     ]
     width: int
     line: str = ""

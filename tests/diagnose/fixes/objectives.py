@@ -150,6 +150,16 @@ def a_target_of_logarithms(fixed):
     return close(loss, torch.zeros(()))
 
 
+@FIXES.plant("NS118", 10)
+def targets_with_signs(fixed):
+    """The gradient is that of a binary cross entropy of the same labels."""
+    labels = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
+    targets = 2 * labels - 1 if fixed else labels
+    found = backpropagated(lambda x: F.soft_margin_loss(x, targets), HEALTHY)
+    exact = backpropagated(lambda x: F.binary_cross_entropy_with_logits(x, labels), HEALTHY)
+    return all(map(close, found, exact))
+
+
 # NS701 - rewards that teach nothing
 FIXES.say("NS701", 1, "a look at what a function returns")
 FIXES.twin("NS701", 2)

@@ -52,17 +52,35 @@ def takes_logits_of_labels(step: Step, made_at: int) -> bool:
     b above 0 and c between 0 and 1. Undone bitwise; runs it six times.
     """
     with suppress(Exception):  # as above
-        zero, up, down = (_filled(step, made_at, score) for score in (0.0, LARGE, -LARGE))
+        zero, up, down = (_filled(step, (made_at,), score) for score in (0.0, LARGE, -LARGE))
         # The sum of both ends says nothing of c, their difference nothing of a.
         size = (up + down - 2.0 * zero) / (_risen(LARGE) + _risen(-LARGE))
         if not size > SAME * abs(zero):
             return False
         share = 0.5 - (up - down) / (2.0 * LARGE * size)
         gaps = [
-            _filled(step, made_at, score) - zero - size * (_risen(score) - share * score)
+            _filled(step, (made_at,), score) - zero - size * (_risen(score) - share * score)
             for score in OTHERS
         ]
         return -SAME <= share <= 1.0 + SAME and max(map(abs, gaps)) <= SAME * size
+    return False
+
+
+def rises_on_one_side(step: Step, made_at: Collection[int]) -> bool:
+    """Return whether the loss of the first micro-batch, as a function of one number s in all places
+    of what some ops make, is a + b log(1 + exp(-s)) with b above 0: nothing asks for a low one.
+    Undone bitwise; runs it seven times.
+    """
+    with suppress(Exception):  # as above
+        zero, up, down = (_filled(step, made_at, score) for score in (0.0, LARGE, -LARGE))
+        size = (down - up) / LARGE
+        if not size > SAME * abs(zero):
+            return False
+        gaps = [
+            _filled(step, made_at, score) - zero - size * _risen(-score)
+            for score in (*OTHERS, LARGE)
+        ]
+        return max(map(abs, gaps)) <= SAME * size
     return False
 
 
@@ -75,8 +93,8 @@ def _shifted(step: Step, made_at: Collection[int], by: float) -> float:
     return first_loss(step, _Changed(made_at, lambda made: made.add_(by)))
 
 
-def _filled(step: Step, made_at: int, score: float) -> float:
-    return first_loss(step, _Changed((made_at,), lambda made: made.fill_(score)))
+def _filled(step: Step, made_at: Collection[int], score: float) -> float:
+    return first_loss(step, _Changed(made_at, lambda made: made.fill_(score)))
 
 
 class _Changed(SecondRun):

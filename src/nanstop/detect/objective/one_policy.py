@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from nanstop.detect.objective.inputs import TOLERANCE
+from nanstop.detect.objective.operands.numbers import TOLERANCE
 from nanstop.detect.objective.ratios import MOST_TRIED, are_compared, place_of
 from nanstop.detect.objective.references import last_trained, written
 from nanstop.detect.standstill import noises

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nanstop.detect.objective.inputs import TOLERANCE
+from nanstop.detect.objective.operands.numbers import TOLERANCE
 from nanstop.records import RatioRow, op_name
 from nanstop.tracing.op_patches import LookOfSome, OtherResult
 from nanstop.tracing.places import line_text

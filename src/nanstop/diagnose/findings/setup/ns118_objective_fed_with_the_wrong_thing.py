@@ -11,16 +11,18 @@ zeros, and makes e / (e + C - 1) of it: for 10 classes a probability of 0.23 and
 no training goes below, for a vocabulary of 32000 a loss of 9.37 where guessing has 10.37. The
 gradient passes through two softmaxes, of which the first is saturated. A sigmoid before
 `binary_cross_entropy_with_logits` leaves probabilities between sigmoid(0) = 0.5 and sigmoid(1) =
-0.73: no negative can be called one. `nll_loss` takes no logarithm: of probabilities it is -p,
-between -1 and 0, and of plain scores it has no lower bound, since a score may grow for ever. Nor
-does `kl_div`, of its first argument: of probabilities q it is the sum of p log(p) - p q, below 0,
-and smallest where q is 1 for the class that p has most of. A softmax along another dimension, of
-the steps or the batch in place of the classes, compares what is no alternative: its logarithms sum
-to whole numbers there, and not along the classes. `log_softmax` before `cross_entropy` is harmless:
-log-probabilities are their own log-softmax. A loss that is spelled by hand is known by how it
-answers to other numbers: what falls in step with scores that are raised by 1000 and by 10000 has no
-lower bound, and what is a + b (log(1 + exp(s)) - c s) as a function of one number s in the place of
-all scores is a binary cross entropy of logits.
+0.73: no negative can be called one. Before `cross_entropy` it leaves scores of which the best are
+one 1 and C - 1 zeros again, with the same floor; where a loss is at its best for scores between 0
+and 1, as of relevances that are soft targets, nothing is said. `nll_loss` takes no logarithm: of
+probabilities it is -p, between -1 and 0, and of plain scores it has no lower bound, since a score
+may grow for ever. Nor does `kl_div`, of its first argument: of probabilities q it is the sum of p
+log(p) - p q, below 0, and smallest where q is 1 for the class that p has most of. A softmax along
+another dimension, of the steps or the batch in place of the classes, compares what is no
+alternative: its logarithms sum to whole numbers there, and not along the classes. `log_softmax`
+before `cross_entropy` is harmless: log-probabilities are their own log-softmax. A loss that is
+spelled by hand is known by how it answers to other numbers: what falls in step with scores that are
+raised by 1000 and by 10000 has no lower bound, and what is a + b (log(1 + exp(s)) - c s) as a
+function of one number s in the place of all scores is a binary cross entropy of logits.
 
 Labels can be the wrong thing as well. Row i of a language model has read tokens 0 to i, and is to
 be asked for token i + 1. Asked for token i it learns to repeat it, with a loss that falls to 0;
@@ -62,6 +64,11 @@ with s, 100 times as fast and without end, and the loss goes below 0. So does it
 2 and up. That these places count is seen by an experiment: other targets there, and another loss.
 Targets a little beyond 0 and 1, from -0.5 to 1.5, are left in peace: noise smooths labels.
 
+Targets can be 0 and 1 where -1 and 1 are asked for. `soft_margin_loss` is log(1 + exp(-y s)): for
+a target y of 0 that is log(2) whatever the output s is, without a gradient, and nothing pulls an
+output down. It is told where the loss only falls as one number in the place of all outputs rises: a
+mask of pairs, whose scores are differences, is left in peace, and so are 0 beside -1 and 1.
+
 A target of a KL divergence can be a logarithm already. `kl_div` computes p log(p) of its target,
 which has no value below 0: of log-probabilities the loss is NaN in the first step, while the
 gradient, which asks for no logarithm, is finite and wrong: the update is applied.
@@ -91,6 +98,7 @@ cross_entropy(softmax(logits, -1), right)               # tensor(0.5516)
 8. `labels[attention_mask == 0] = -100`: where the token that pads is the one that ends a text, the
    end stays. Cost: none.
 9. `kl_div(..., log_target=True)` for a target of logarithms. Cost: none.
+10. `2 * targets - 1` for `soft_margin_loss`. Cost: none.
 
 ## Fix safety
 All of them change training, to what the objective is meant to be. The loss is on another scale
@@ -171,6 +179,12 @@ _INSTEAD = {
         "with larger ones the loss is another one, and each gradient of a weight the same",
         "ask for them with create_graph=True",
     ),
+    "unsigned": (
+        "a soft margin loss is given targets of 0 and 1",
+        "a target of 0 has no gradient: nothing asks for a low output",
+        "with one number in the place of all outputs the loss only falls as that rises",
+        "it takes -1 and 1: 2 * targets - 1; for 0 and 1 take binary_cross_entropy_with_logits",
+    ),
 }
 
 
@@ -191,8 +205,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
         code="NS118",
         title=f"`{op_name(first.op)}` is fed with {_given(first)}",
         cause=_cause(first),
-        confidence="likely" if first.given == "scores" else "certain",
-        confirmed="" if first.given == "scores" else "the same with other weights",
+        confidence="likely" if first.given == "scores" or _is_bounded(first) else "certain",
+        confirmed=_confirmed(first),
         lines=(
             *((f"made at {first.line}",) if first.line else ()),
             *(f"also `{op_name(row.op)}`: {_given(row)}, {row.line}" for row in others),
@@ -279,8 +293,23 @@ def _measured(evidence: Evidence, row: ObjectiveRow) -> Diagnosis:
 def _given(row: ObjectiveRow) -> str:
     if row.given == "every_pair":
         return "every pair of outputs and targets"
+    if _is_bounded(row):
+        return "scores between 0 and 1"
     named = {"scores": "scores", "across": "probabilities along another dimension"}
     return named.get(row.given, "probabilities")
+
+
+def _is_bounded(row: ObjectiveRow) -> bool:
+    """Return whether a softmax is taken of numbers that do not reach beyond 0 and 1."""
+    return row.given == "between_0_and_1" and op_name(row.op) == "_log_softmax"
+
+
+def _confirmed(row: ObjectiveRow) -> str:
+    if row.given == "scores":
+        return ""
+    if _is_bounded(row):
+        return "with scores beyond 0 and 1 the loss is lower than any between them allow"
+    return "the same with other weights"
 
 
 def _is_likelihood(row: ObjectiveRow) -> bool:
@@ -289,6 +318,9 @@ def _is_likelihood(row: ObjectiveRow) -> bool:
 
 
 def _cause(row: ObjectiveRow) -> str:
+    least = math.log1p((row.width - 1) / math.e)
+    if _is_bounded(row):
+        return f"every score is between 0 and 1: the loss cannot fall below {least:.3g}"
     if row.given == "between_0_and_1":
         return "every value is between 0 and 1: its sigmoid is between 0.5 and 0.73"
     if row.given == "scores":
@@ -297,7 +329,6 @@ def _cause(row: ObjectiveRow) -> str:
         return f"rows of {row.width} do not sum to 1; numbers along another dimension do"
     if _is_likelihood(row):
         return f"rows of {row.width} sum to 1: they are no logarithms"
-    least = math.log1p((row.width - 1) / math.e)
     return f"rows of {row.width} sum to 1: the loss cannot fall below {least:.3g}"
 
 
@@ -308,6 +339,8 @@ def _advice(row: ObjectiveRow) -> str:
         return "take the log_softmax along the dimension of the classes"
     if _is_likelihood(row):
         return "take the logarithm: log_softmax in place of the softmax"
+    if _is_bounded(row):
+        return "leave out what keeps scores between 0 and 1: the objective takes a softmax itself"
     kind = "sigmoid" if row.given == "between_0_and_1" else "softmax"
     return f"leave out the {kind}: the objective takes one itself"
 

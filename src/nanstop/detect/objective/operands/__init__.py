@@ -1,0 +1,1 @@
+"""Operands of what ends an objective."""

@@ -17,13 +17,13 @@ from benchmarks.fixed_cost.calls import calls_a_step
 from benchmarks.fixed_cost.trainings import TRAININGS
 
 MOST = {
-    "trainer": 219,
-    "loop": 157,
-    "script": 530,
+    "trainer": 214,
+    "loop": 154,
+    "script": 512,
     "trainer, accumulation 8": 690,
-    "loop, accumulation 8": 414,
-    "script, accumulation 8": 2400,
-    "loop, scaler": 167,
+    "loop, accumulation 8": 400,
+    "script, accumulation 8": 2300,
+    "loop, scaler": 163,
     "script, scaler": 745,
     "SFT": 285,
     "DPO": 325,

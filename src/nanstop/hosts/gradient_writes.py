@@ -47,7 +47,7 @@ class GradientWrites(OwnMode):
         super().__init__()
         self._accounts = accounts
         self._is_shown = is_shown
-        self._num_stacks = 0
+        self.num_stacks = 0
         """Threads that it was put on the stack of, and not taken off again."""
         self._parameters: dict[int, Tensor] = {}
         self._gradients: Any = WeakIdKeyDictionary()
@@ -64,7 +64,7 @@ class GradientWrites(OwnMode):
         with by_torch_alone():
             if not is_crowded():
                 # A closure was evaluated inside the update: it is on.
-                self._num_stacks += not take_off(self)
+                self.num_stacks += not take_off(self)
                 put_on(self)
                 parameters = self._accounts.watched()
                 self._parameters = {id(p): p for p in parameters}
@@ -74,13 +74,13 @@ class GradientWrites(OwnMode):
 
     def stop(self) -> bool:
         """Watch no longer; return whether it was on."""
-        if not self._num_stacks:
+        if not self.num_stacks:
             return False
         self._alias = self._of_weight = None
         self._gradients.clear()
         self._made.clear()
         was_on = take_off(self)
-        self._num_stacks -= was_on
+        self.num_stacks -= was_on
         return was_on
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

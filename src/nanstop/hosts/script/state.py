@@ -200,7 +200,8 @@ class LoopState:
 
     def ignore_writes(self) -> None:
         """Note no lines that write to gradients: torch, a model or nanstop itself is at work."""
-        self._writes.stop()
+        if self._writes.num_stacks:
+            self._writes.stop()
 
     def leave(self) -> None:
         """Leave the stack of function modes: whoever goes on here has no part in the loop."""

@@ -47,7 +47,7 @@ def scaling_class() -> Any:
 
 
 def is_engine(module: nn.Module) -> bool:
-    return isinstance(module, engine_class() or ())
+    return _LIBRARY in sys.modules and isinstance(module, engine_class() or ())
 
 
 def inside_engine(module: nn.Module) -> nn.Module:

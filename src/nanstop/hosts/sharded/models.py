@@ -257,6 +257,8 @@ def updates_alone(optimizer: Optimizer | None) -> bool:
 
 def reduces(model: nn.Module) -> bool:
     """Return whether a backward of a call of the model now ends with every rank's gradients."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
     if isinstance(model, DistributedDataParallel):
         return model.require_backward_grad_sync
     if is_engine(model):

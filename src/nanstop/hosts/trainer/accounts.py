@@ -62,7 +62,8 @@ class TrainerAccounts:
         self._accounts.drop()
 
     def _preparing(self, prepare: Any, *args: Any, **kwargs: Any) -> Any:
-        self._writes.stop()  # what follows is a model's forward
+        if self._writes.num_stacks:
+            self._writes.stop()  # what follows is a model's forward
         if self._accounts.is_looking:
             self._compare(tensors((args, kwargs)))
         else:
@@ -82,7 +83,8 @@ class TrainerAccounts:
         optimizer, accounts = self._watch.view.optimizer, self._accounts
         if optimizer is not None and self._watch.facts.veto == "yes":
             accounts.made(optimizer)  # none follows that is made inside of a backward
-        self._writes.stop()
+        if self._writes.num_stacks:
+            self._writes.stop()
         if accounts.is_looking:
             look = partial(accounts.before_backward, is_again=self._is_again)
             accounts.guarded(look, [loss])

@@ -75,7 +75,7 @@ def test_a_bad_window_ends_as_one_that_was_waited_for(gates, tmp_path, monkeypat
     watch = watched(net, optimizer, windows, tmp_path / "early")
     assert [gate.is_bad for gate in gates].count(True) == 1
 
-    monkeypatch.setattr(gated_update, "AT_ONCE", {"cuda"})
+    monkeypatch.setattr(gated_update, "WAITED_FOR", frozenset())
     other, optimizer = made(torch.float32)
     waiting = watched(other, optimizer, windows, tmp_path / "late")
     assert same(net, other)
@@ -115,7 +115,7 @@ def test_an_unchanged_loop(gates, tmp_path, monkeypatch):
     early, news = investigated(tmp_path / "early.py", SCRIPT, on_failure="repair", BAD=True)
     assert [gate.is_bad for gate in gates].count(True) == 1
 
-    monkeypatch.setattr(gated_update, "AT_ONCE", {"cuda"})
+    monkeypatch.setattr(gated_update, "WAITED_FOR", frozenset())
     late, others = investigated(tmp_path / "late.py", SCRIPT, on_failure="repair", BAD=True)
     assert same_tensors(early["PARAMETERS"], late["PARAMETERS"])
     told = [[r.diagnoses[0].code for r in n if isinstance(r, Report)] for n in (news, others)]

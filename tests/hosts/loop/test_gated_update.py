@@ -20,7 +20,7 @@ def gates(monkeypatch):
     """Have a CPU count as a device that is waited for; what was launched early, in turn."""
     begun = []
     begin = GatedUpdate.begin
-    monkeypatch.setattr(gated_update, "AT_ONCE", frozenset())
+    monkeypatch.setattr(gated_update, "WAITED_FOR", {"cpu"})
     monkeypatch.setattr(
         GatedUpdate, "begin", lambda gate: begun.append(gate) or begin(gate), raising=True
     )
@@ -106,7 +106,7 @@ def test_a_bad_window_ends_as_one_that_was_waited_for(policy, gates, tmp_path, m
     ended, norms, watch = trained(tmp_path / "early", kind, with_zeros(), struck, **options)
     assert [gate.is_bad for gate in gates].count(True) == 1
 
-    monkeypatch.setattr(gated_update, "AT_ONCE", {"cpu"})
+    monkeypatch.setattr(gated_update, "WAITED_FOR", frozenset())
     before = len(gates)
     waited, others, waiting = trained(tmp_path / "late", kind, with_zeros(), struck, **options)
     assert len(gates) == before
@@ -145,7 +145,7 @@ def test_finite_gradients_of_an_infinite_norm_are_applied(gates, tmp_path, monke
     assert float(norms[STRUCK]) == float("inf")
     assert watch.incidents == ()
 
-    monkeypatch.setattr(gated_update, "AT_ONCE", {"cpu"})
+    monkeypatch.setattr(gated_update, "WAITED_FOR", frozenset())
     assert same(trained(tmp_path / "late", torch.optim.AdamW, windows, scaled)[0], early)
 
 

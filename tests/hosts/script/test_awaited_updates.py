@@ -64,7 +64,7 @@ class Late(ReplayingSession):
 def launched(monkeypatch):
     """Have a CPU count as a device that is waited for; the updates that were launched, in turn."""
     begun, begin = [], GatedUpdate.begin
-    monkeypatch.setattr(gated_update, "AT_ONCE", frozenset())
+    monkeypatch.setattr(gated_update, "WAITED_FOR", {"cpu"})
     monkeypatch.setattr(GatedUpdate, "begin", lambda gate: begun.append(gate) or begin(gate))
     return begun
 

@@ -131,7 +131,10 @@ class LoopController:
             return None
         if not self.ends.may_read_late(step):
             return None
-        return GatedUpdate(step, norm)
+        try:
+            return GatedUpdate(step, norm)
+        except RuntimeError:  # no pinned memory is to be had: it is waited for
+            return None
 
     def look_at_hooks(self, root: nn.Module) -> None:
         """Find out in the next backward whether hooks of a model update its weights, once a run."""

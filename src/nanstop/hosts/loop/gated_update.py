@@ -20,8 +20,8 @@ from nanstop.numerics.trained import held_by
 from nanstop.replay.untouched import Versions
 
 _FLAGS = ("grad_scale", "found_inf")
-AT_ONCE = frozenset({"cpu"})
-"""Types of devices that have done what they were given before the host goes on."""
+WAITED_FOR = frozenset({"cuda"})
+"""Types of devices that work while the host goes on, of those on which this was tried."""
 
 
 class GatedUpdate:
@@ -68,7 +68,7 @@ def can_be_gated(optimizer: Optimizer | None, norm: Tensor | None) -> bool:
     """
     return (
         norm is not None
-        and norm.device.type not in AT_ONCE
+        and norm.device.type in WAITED_FOR
         and optimizer is not None
         and getattr(optimizer, "_step_supports_amp_scaling", False)
         and all(group.get("fused") for group in optimizer.param_groups)

@@ -175,7 +175,8 @@ class WatchedLoop:
 
         Return the gradient norm.
 
-        None if the update was left out. One device synchronisation, before the update.
+        None if the update was left out. One device synchronisation: before the update or, where
+        that is fused and on a GPU, while the device is at it.
         Errors: ``TrainingStopped``.
         """
         if not self._micros:

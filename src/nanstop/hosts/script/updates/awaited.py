@@ -95,7 +95,7 @@ class AwaitedUpdates:
         """Clip gradients, those of a bad window by nothing, and await their update; return False,
         and do nothing, where the window is to be read first.
         """
-        if norm.device.type in gated_update.AT_ONCE:
+        if norm.device.type not in gated_update.WAITED_FOR:
             return False
         gated = self._gated(parameters, norm, None)
         if gated is None:
@@ -113,7 +113,7 @@ class AwaitedUpdates:
         """Return an update that is about to be made of gradients as they are, None where the window
         is to be read first.
         """
-        if norm is None or norm.device.type in gated_update.AT_ONCE:
+        if norm is None or norm.device.type not in gated_update.WAITED_FOR:
             return None
         gated = self._gated(parameters, norm, optimizer)
         if gated is None:

@@ -43,6 +43,8 @@ class FirstUse(OwnMode):
         self._awaits_call = True
         table.replace(nn.Module, "__call__", self._call)
         put_on(self)
+        self.is_on = True
+        """Until it has come off the stack: inside a call that it handles it cannot."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -75,7 +77,7 @@ class FirstUse(OwnMode):
     def end(self) -> None:
         """See no more, and come off the stack, if that is possible now."""
         self._left = 0
-        take_off(self)
+        self.is_on &= not take_off(self)
         if self._awaits_call:
             self._awaits_call = False
             self._table.restore(nn.Module, "__call__")

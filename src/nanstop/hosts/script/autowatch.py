@@ -237,9 +237,10 @@ def _backward(original: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
     """Stand in for ``Tensor.backward`` and ``torch.autograd.backward``: a script that has no
     optimizer and calls it trains by hand.
     """
+    if _first_use is not None and _first_use.is_on:
+        _end_first_use()
     loops = _loops
     if loops is None:
-        _end_first_use()
         if _num_pauses or _open_session is None or is_library(sys._getframe(2).f_code.co_filename):
             return original(loss, *args, **kwargs)
         loops = _begun_loops(_open_session)

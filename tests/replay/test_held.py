@@ -73,7 +73,7 @@ def test_the_copies_are_gone_with_the_last_who_needs_them():
 
     def copies():
         tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
-        return [one for one in tensors if one.dtype is torch.float32 and one.shape == shape]
+        return [one for one in tensors if one.shape == shape and one.dtype is torch.float32]
 
     gc.collect()
     gc.disable()  # nobody looks for circles soon, least of all when a device's memory is short

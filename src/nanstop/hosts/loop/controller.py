@@ -41,7 +41,7 @@ from nanstop.session.watched_run import OpenSession, WatchedRun
 class LoopController:
     """One session of raw loops: opens it late, numbers the updates.
 
-    See ``hosts.window.ends.WindowHost``.
+    See ``hosts.window.host.WindowHost``.
     """
 
     def __init__(self, open_session: OpenSession) -> None:

@@ -195,8 +195,7 @@ class Calls:
     def put_in_eval(self, original: Any, module: Any) -> Any:
         """Stand in for ``nn.Module.eval``: a validation may leave the model so."""
         if self._state.idle:
-            if self._judge.awaited.present is not None:
-                self._judge.awaited.settle()
+            self._judge.awaited.settle()
             self._judge.steps.put_into_eval(module, user_line())
         return original(module)
 

@@ -155,8 +155,7 @@ class Sinks:
         """Stand in for ``clip_grad_value_``, which turns Inf into the bound and leaves NaN."""
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         if self._state.idle:
-            if self._judge.awaited.present is not None:
-                self._judge.awaited.settle()
+            self._judge.awaited.settle()
             self._take_asked(lambda: parameters)
         if not self._state.idle or not self._state.window.micros or self._state.window.closed:
             original(parameters, *args, **kwargs)

@@ -34,7 +34,7 @@ it falls 16-fold meanwhile.
 
 
 class TrainerWindows:
-    """See ``hosts.window.ends.WindowHost``.
+    """See ``hosts.window.host.WindowHost``.
 
     ``applied``: whether the update of the last window was.
     """

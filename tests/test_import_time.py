@@ -137,8 +137,8 @@ def test_a_healthy_trainer_imports_nothing_that_only_a_failure_needs(tmp_path):
     assert set(imported) <= own | {"nanstop.report.text.terminal"}  # which says how it ended
 
 
-def test_the_parent_of_a_script_imports_neither_typer_nor_torch(tmp_path):
-    (tmp_path / "script.py").write_text("print('ran')")
+def test_the_parent_of_a_healthy_training_imports_nothing_heavy(tmp_path):
+    (tmp_path / "script.py").write_text(LOOP)
     statement = (
         f"import os, sys; os.chdir({str(tmp_path)!r}); sys.argv = ['nanstop', 'run', 'script.py']; "
         "from nanstop.__main__ import main; assert main() == 0"

@@ -14,6 +14,7 @@ import pytest
 from incident_records import ISLAND, report
 from nanstop.errors import NanstopError
 from nanstop.records import Atom, PrecisionPlan, Report
+from nanstop.records.codec import to_json
 from nanstop.store import files
 from nanstop.store.incidents import (
     Store,
@@ -22,7 +23,7 @@ from nanstop.store.incidents import (
     load_summary,
 )
 from nanstop.store.plan_file import load_plan, save_plan
-from nanstop.store.summary import FindingRow, Summary, merge, summary_row
+from nanstop.store.summary import FindingRow, Summary, merge, quiet_summary, summary_row
 
 
 def stored(folder, **options):
@@ -156,6 +157,17 @@ def test_summary_on_disk(tmp_path):
         "script": None,
         "trained_nothing": False,
     }
+
+
+def test_a_run_that_met_nothing_is_read_as_it_was_written():
+    quiet = [
+        Summary(),
+        Summary(exit=0, steps=5, seconds=0.5, ended="stopped", began=1.0, script="a.py"),
+        Summary(trained_nothing=True),
+    ]
+    assert [quiet_summary(to_json(one)) for one in quiet] == quiet
+    met = Summary(incidents=(summary_row(report()),))
+    assert quiet_summary(to_json(met)) is None
 
 
 def test_ranks_of_one_run_share_the_summary_and_a_new_run_starts_afresh(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, cast
 
 from nanstop.records import SCHEMA, Diagnosis, Report, Series, Sighting
@@ -111,18 +111,18 @@ def quiet_summary(text: str) -> Summary | None:
     return Summary(**known)
 
 
-_QUIET: dict[str, tuple[type, ...]] = {
-    "schema": (int,),
-    "incidents": (list,),
-    "findings": (list,),
-    "exit": (int, type(None)),
-    "steps": (int,),
-    "seconds": (int, float),
-    "ended": (str, type(None)),
-    "began": (int, float, type(None)),
-    "script": (str, type(None)),
+_IN_JSON: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "int | None": (int, type(None)),
+    "float | None": (int, float, type(None)),
+    "str | None": (str, type(None)),
+    "tuple[IncidentRow, ...]": (list,),
+    "tuple[FindingRow, ...]": (list,),
 }
-"""The fields of a summary, and of what kinds their values are in JSON."""
+"""Of what kinds the values of a field are in JSON, by its annotation."""
+_QUIET = {field.name: _IN_JSON[str(field.type)] for field in fields(Summary)}
 
 
 def summary_of(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nanstop.detect.sentinel import norm_of_gradients
-from nanstop.measure.followed import Line
+from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.trained import gradients_held, held_by
 from nanstop.records import ClippingFacts
 from nanstop.tracing.places import source_line

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from nanstop.hosts.lost_squares import LostSquares
-from nanstop.measure.gradient_accounts import GradientAccounts
+from nanstop.measure.accounts.gradient_accounts import GradientAccounts
 from nanstop.numerics.tensors import by_torch_alone, is_in_place, nonfinite, tensors, version
 from nanstop.replay.function_modes import OwnMode, is_crowded, put_on, take_off
 from nanstop.tracebacks import passes_through
@@ -106,7 +106,9 @@ class GradientWrites(OwnMode):
                 weight = self._weight(weights[0][0])
                 self._of_weight = (result, weight) if weight is not None else None
             elif any(version(tensor) != before for tensor, before in weights):
-                self._told(self._accounts.rewrote)
+                written = [t for t, before in weights if version(t) != before]
+                found = [weight for t in written if (weight := self._weight(t)) is not None]
+                self._told(partial(self._accounts.rewrote, found))
                 self._told(self._accounts.moved_by)
             elif any(version(tensor) != before for tensor, before in held):
                 self._changed()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from nanstop.measure.followed import Line
+from nanstop.measure.accounts.followed import Line
 from nanstop.tracing.places import user_line
 
 LEAST_SHARE = 0.01

@@ -81,8 +81,8 @@ class Incident:
     weights that were found not to be; None where that is not so, or not known.
     """
     written_by: tuple[SourceLine, ...] = ()
-    """Where there is ``remade_finite``: what of the script was seen to write to these weights since
-    that update, in order; () where nothing was.
+    """What of the script was seen to write to ``bad_params`` outside of an update, in order; ()
+    where nothing was, or of one of them nothing.
     """
     put_right: tuple[str, ...] = ()
     """Parameters that were not finite and were given ordinary numbers for the runs of this step:

@@ -270,12 +270,13 @@ class Failures:
             if not found.runs_alone(step):
                 return None
         if found.bad_params:
+            found.written_by = self._run.written_by(found.bad_params)
             names = () if several or rewritten else found.bad_params
             broken = found.stage("rewind", lambda: update_at_fault(step, rewind, names))
             if isinstance(broken, FailingStep):
                 return broken
             if broken == step.id.step - 1:
-                found.remade_finite, found.written_by = broken, self._run.written_by(names)
+                found.remade_finite = broken
         found.stage("compiled", lambda: note_compiled(step))
         before, raised = rewind.steps if rewind is not None else (), found.raised
         failing = found.stage(

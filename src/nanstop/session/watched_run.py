@@ -57,7 +57,7 @@ class WatchedRun(Protocol):
     decode: Callable[[Sequence[int]], str]
     """Asks the host for the text of some token ids."""
     written_by: WrittenBy
-    """Asks the host what it saw write to each of some weights since the last update, in order."""
+    """Asks the host what it saw write to each of some weights outside of an update, in order."""
 
     @property
     def reports(self) -> Sequence[Report]:

@@ -5,7 +5,7 @@ import torch
 
 from hosts.script.account_scripts import FAULTS, HEALTHY, loop
 from loop_scripts import run_script, same, weights, with_findings
-from nanstop.measure.gradient_accounts import GradientAccounts
+from nanstop.measure.accounts.gradient_accounts import GradientAccounts
 
 torch.set_num_threads(1)
 ACCOUNTED = ("NS306", "NS307", "NS112", "NS114", "NS117")

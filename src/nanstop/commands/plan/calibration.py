@@ -17,7 +17,7 @@ from nanstop.errors import NanstopError
 from nanstop.hosts.loop.function_micro import named_batch
 from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.model.view import PlainView
-from nanstop.measure.followed import Line
+from nanstop.measure.accounts.followed import Line
 from nanstop.records import Atom, RunFacts, StepId
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.remedies.apply import applied

@@ -38,7 +38,7 @@ from nanstop.tracing.op_patches import LookOfSome
 from nanstop.tracing.places import line_text, user_line
 
 if TYPE_CHECKING:
-    from nanstop.measure.followed import Line
+    from nanstop.measure.accounts.followed import Line
     from nanstop.replay.step import Step
 
 MOST_GRAPHS, MOST_NODES = 64, 1 << 16

@@ -25,7 +25,7 @@ from nanstop.replay.conditions import eager
 from nanstop.tracing.places import line_text, user_line
 
 if TYPE_CHECKING:
-    from nanstop.measure.followed import Line
+    from nanstop.measure.accounts.followed import Line
     from nanstop.replay.step import Step
 
 UPDATES = (2, 4, 8)

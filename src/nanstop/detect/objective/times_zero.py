@@ -20,7 +20,7 @@ from nanstop.tracing.places import source_line, user_line
 from nanstop.tracing.written import is_unchosen_in_its_function
 
 if TYPE_CHECKING:
-    from nanstop.measure.followed import Line
+    from nanstop.measure.accounts.followed import Line
     from nanstop.records import SourceLine
     from nanstop.replay.step import Step
 

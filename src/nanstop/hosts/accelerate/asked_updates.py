@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from nanstop.hosts.patch_table import Table
-from nanstop.measure.followed import Line
+from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.optimizer_state import innermost
 from nanstop.records import AccumulationFacts, GradientAccount, StepId
 from nanstop.tracebacks import passes_through

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from nanstop.measure.followed import Line
+from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.graph import is_leaf
 from nanstop.numerics.tensors import tensors, version
 from nanstop.own_code import is_of_library

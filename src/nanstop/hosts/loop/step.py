@@ -22,7 +22,7 @@ from nanstop.hosts.replicas import ONE_COPY, Replicas, is_here
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.sharded.redirected import redirected
 from nanstop.hosts.window.remedies import WindowRemedies, under
-from nanstop.measure.followed import Line
+from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.parked import Away, is_tight
 from nanstop.records import Atom, RunFacts, SourceLine, StepId
 from nanstop.replay.collectives import Collectives

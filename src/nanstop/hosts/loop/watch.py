@@ -27,7 +27,7 @@ from nanstop.hosts.sharded.unshared import unshared
 from nanstop.hosts.tape.pieces import pieces, program_of_function
 from nanstop.hosts.tape.tensors import autocast_state, total
 from nanstop.hosts.tape.weight_marks import WeightMarks
-from nanstop.measure.gradient_accounts import GradientAccounts
+from nanstop.measure.accounts.gradient_accounts import GradientAccounts
 from nanstop.numerics.tensors import format_name
 from nanstop.numerics.trained import held_by
 from nanstop.own_code import is_library

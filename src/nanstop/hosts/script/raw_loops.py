@@ -46,6 +46,7 @@ class RawLoops:
             self.controller, self._updates, self._restored, self.state.buffers
         )
         steps.written_at = lambda: self.state.accounts.written_at
+        steps.weight_writes = self.state.accounts.weight_writes
         self._schedules = ScheduleLines(table)
         steps.lines_of = self.lines_of
         self.judge = Judge(self.state, steps, self.controller)

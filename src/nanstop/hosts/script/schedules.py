@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, SequentialLR
 
 from nanstop.hosts.patch_table import Table
-from nanstop.measure.followed import Line
+from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.optimizer_state import innermost
 from nanstop.own_code import is_library
 from nanstop.records import SourceLine

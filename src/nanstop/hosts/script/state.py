@@ -35,7 +35,7 @@ from nanstop.hosts.tape.tape_budget import TapeBudget
 from nanstop.hosts.tape.tape_calls import Cuts
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.weight_marks import WeightMarks
-from nanstop.measure.gradient_accounts import GradientAccounts
+from nanstop.measure.accounts.gradient_accounts import GradientAccounts
 from nanstop.replay.conditions import inside_transform
 from nanstop.replay.rng import RngNotes
 from nanstop.tracebacks import passes_through

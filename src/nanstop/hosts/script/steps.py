@@ -34,7 +34,8 @@ from nanstop.hosts.tape.pieces import accumulation_in
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
 from nanstop.living import living
-from nanstop.measure.followed import Line
+from nanstop.measure.accounts.followed import Line
+from nanstop.measure.accounts.weight_writes import WeightWrites
 from nanstop.numerics.tensors import by_torch_alone, format_name
 from nanstop.numerics.trained import held_by
 from nanstop.records import LoadFacts, SourceLine
@@ -73,6 +74,7 @@ class Steps:
         """Models of which it is known how they were loaded."""
         self.written_at: Callable[[], tuple[SourceLine, ...]] = tuple
         """Returns the lines that are known to write to gradients."""
+        self.weight_writes = WeightWrites()
         self.lines_of: Callable[[Optimizer | None], dict[str, SourceLine | None]] = lambda _: {}
         """Returns the lines that made an optimizer and its schedule."""
         self._views: dict[tuple[int, ...], PlainView] = {}
@@ -182,6 +184,17 @@ class Steps:
             **({"veto": window.no_veto} if window.no_veto else {}),
             **_scale_to_come(window),
         )
+        if self.controller.session is not None:
+            self.controller.session.written_by = self._written_by
+
+    def _written_by(self, names: Sequence[str]) -> tuple[SourceLine, ...]:
+        """Return the lines of the script that were seen to write to each of some weights of the
+        last window.
+        """
+        named = {n: p for view in self._views.values() for n, p in view.root.named_parameters()}
+        if not named.keys() >= set(names):
+            return ()
+        return self.weight_writes.to_each([named[name] for name in names])
 
     def add_sinks(self, window: ScriptWindow) -> None:
         """Add to the facts what the gradients of the first window have come to after their clip."""

@@ -19,7 +19,7 @@ from nanstop.hosts.patch_table import Table
 from nanstop.hosts.sharded.engine import inside_engine
 from nanstop.hosts.tape.tape_calls import Constant, variable_names
 from nanstop.hosts.tape.taped_micro import TapedMicro
-from nanstop.measure.followed import Line
+from nanstop.measure.accounts.followed import Line
 from nanstop.measure.loss_graph import LEAST_SCALE
 from nanstop.numerics.tensors import by_torch_alone, nonfinite
 from nanstop.numerics.trained import gradients_held

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nanstop.frozen import frozen
 from nanstop.hosts.tape.tape_functions import LOOKS, READS
-from nanstop.measure.followed import Line
+from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.tensors import by_torch_alone, is_inexact
 from nanstop.tracing.places import user_line
 

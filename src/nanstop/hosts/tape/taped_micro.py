@@ -19,7 +19,7 @@ from nanstop.hosts.tape.tape import Tape
 from nanstop.hosts.tape.tape_calls import Constant, Slot, TapedCall, spelled_by, variable_names
 from nanstop.hosts.tape.tensors import SavedHooks, total
 from nanstop.hosts.tape.weight_marks import WeightMarks
-from nanstop.measure.followed import Line
+from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.graph import is_leaf
 from nanstop.numerics.nested import leaves, named_inputs
 from nanstop.numerics.tensors import by_torch_alone, is_inexact

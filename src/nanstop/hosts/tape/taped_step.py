@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.tape.taped_micro import TapedMicro
-from nanstop.measure.followed import Line
+from nanstop.measure.accounts.followed import Line
 from nanstop.records import RunFacts, StepId
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.copies.buffers import Buffers

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nanstop.hosts.gradient_writes import GradientWrites
 from nanstop.hosts.trainer.watched import WatchedTrainer
-from nanstop.measure.gradient_accounts import GradientAccounts, Line
+from nanstop.measure.accounts.gradient_accounts import GradientAccounts, Line
 from nanstop.numerics.tensors import tensors
 from nanstop.own_code import is_library
 from nanstop.tracebacks import passes_through

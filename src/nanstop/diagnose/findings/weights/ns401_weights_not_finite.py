@@ -48,6 +48,7 @@ import math
 from nanstop.diagnose.evidence.candidates import Candidates
 from nanstop.diagnose.evidence.reading import breaking_update, came_broken, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
+from nanstop.diagnose.evidence.weight_writers import finite_numbers_only, named_writers
 from nanstop.records import Atom, Diagnosis, Evidence, Incident
 from nanstop.wording import counted, listed
 
@@ -114,8 +115,8 @@ def _written(incident: Incident, remade: int, named: tuple[str, ...]) -> Diagnos
     """Return the finding of weights that the updates, made again, leave finite: what else the run
     writes to weights is not made again.
     """
-    by = ", ".join(f"`{line.function}` ({line.short})" for line in incident.written_by)
-    return Diagnosis(
+    by = named_writers(incident.written_by)
+    finding = Diagnosis(
         code="NS401",
         title=f"weights not finite: {listed(named)}",
         cause=(
@@ -131,12 +132,13 @@ def _written(incident: Incident, remade: int, named: tuple[str, ...]) -> Diagnos
         ),
         where=named[0],
         usual_cure=(
-            f"Look at what {by} writes to weights, and let it be finite numbers only."
+            finite_numbers_only(by)
             if by
             else f"Look at what writes to weights between the update of step {remade} and the "
             f"forward of step {incident.at.step}, and let it write finite numbers only."
         ),
     )
+    return finding.at(incident.written_by[0]) if by else finding
 
 
 def _since(evidence: Evidence, named: tuple[str, ...]) -> str:

@@ -75,6 +75,7 @@ from nanstop.diagnose.evidence.reading import (
     too_long_step,
 )
 from nanstop.diagnose.evidence.rule import Rule
+from nanstop.diagnose.evidence.weight_writers import finite_numbers_only, named_writers
 from nanstop.records import (
     Atom,
     Confidence,
@@ -150,9 +151,11 @@ def _found_later(evidence: Evidence) -> Diagnosis | None:
         return None
     facts, broken = standing(evidence), incident.bad_params
     confidence, cause = _cause(facts, None)
+    by = named_writers(incident.written_by)
     if confidence == "possible":  # nothing speaks for the update but that it came last
-        cause = f"the update of step {step}, or what else wrote to them after it"
-    return Diagnosis(
+        cause = f"the update of step {step}, or {by or 'what else wrote to them after it'}"
+    back = f"go back to weights from before step {step}, and mend what made that update"
+    finding = Diagnosis(
         code="NS402",
         title=f"weights not finite since the update of step {step}: {listed(broken)}",
         cause=cause,
@@ -168,8 +171,9 @@ def _found_later(evidence: Evidence) -> Diagnosis | None:
             ),
         ),
         where=broken[0],
-        usual_cure=f"go back to weights from before step {step}, and mend what made that update",
+        usual_cure=finite_numbers_only(by) if by else back,
     )
+    return finding.at(incident.written_by[0]) if by else finding
 
 
 def _title(broken: tuple[str, ...], evidence: Evidence, *, too_long: bool) -> str:

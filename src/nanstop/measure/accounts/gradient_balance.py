@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanstop.measure.hook_stations import HookStations
+from nanstop.measure.accounts.hook_stations import HookStations
 from nanstop.measure.loss_graph import LEAST_SCALE
 from nanstop.records import Contribution, GradientAccount, SourceLine, StepId
 
@@ -113,6 +113,13 @@ class Samples:
             return False
         left, found = self.backwards[-1].after, self.at_sink
         return not bool(((left == found) | (left.isnan() & found.isnan())).all())
+
+    @property
+    def are_weights_written(self) -> bool:
+        """Whether weights were changed between the update before and this one."""
+        met = (self.became, self.met, *(one.weights for one in self.backwards), self.weights)
+        seen = [one for one in met if one is not None]
+        return any(not torch.equal(one, after) for one, after in pairwise(seen))
 
     @property
     def awaits_forward(self) -> bool:

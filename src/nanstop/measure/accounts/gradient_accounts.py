@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.diagnose.evidence.accounts import is_swallowed
-from nanstop.measure.followed import Followed, Line, OwnUpdate
-from nanstop.measure.gradient_balance import Samples, balance, is_even, on_host
+from nanstop.measure.accounts.followed import Followed, Line, OwnUpdate
+from nanstop.measure.accounts.gradient_balance import Samples, balance, is_even, on_host
+from nanstop.measure.accounts.weight_writes import WeightWrites
 from nanstop.measure.loss_graph import leaves
 from nanstop.numerics.tensors import by_torch_alone
 from nanstop.own_code import is_library
@@ -60,6 +61,7 @@ class GradientAccounts:
         """
         self.written_at: tuple[SourceLine, ...] = ()
         """The first lines that were seen to."""
+        self.weight_writes = WeightWrites()
 
     def made(self, optimizer: Optimizer, line: Line = None) -> None:
         """Follow an optimizer, which ``line`` made, from its first update on."""
@@ -115,10 +117,11 @@ class GradientAccounts:
 
     @property
     def wants_lines(self) -> bool:
-        """Whether the last account did not balance, or a script writes to gradients nobody knows
-        where, so that the lines that write are worth their cost.
+        """Whether the last account did not balance, or a script writes to gradients or to weights
+        nobody knows where, so that the lines that write are worth their cost.
         """
         wanted = self._is_uneven or (self.are_written and not self.written_at)
+        wanted = wanted or self.weight_writes.wants_lines
         return self._own is not None or (wanted and self.is_looking)
 
     def guarded(self, look: Callable[..., Any], *given: Any) -> Any:
@@ -139,13 +142,16 @@ class GradientAccounts:
             return None
 
     def watched(self) -> list[Tensor]:
-        """Return the parameters whose gradients are looked at now: lines are looked for."""
+        """Return the parameters whose gradients are looked at now, all of an optimizer's where
+        lines that write to weights are looked for.
+        """
+        of_all = self.weight_writes.wants_lines
         found: list[Tensor] = []
         for one in self._followed.values():
             if one.samples is not None:
                 one.samples.was_read = bool(one.samples.was_read)
             if one.samples is not None or one.is_own:
-                found += one.chosen()
+                found += one.parameters() if of_all else one.chosen()
         return found
 
     def forward(self) -> None:
@@ -222,9 +228,11 @@ class GradientAccounts:
             if one.samples is not None and source is not None and one.samples.backwards:
                 one.samples.overflowed_at.append(source)
 
-    def rewrote(self, line: Line) -> None:
-        """Note a line that wrote to weights between an update and the next forward."""
+    def rewrote(self, weights: Sequence[Tensor], line: Line) -> None:
+        """Note a line that wrote to weights outside of any update of an optimizer."""
         source = source_line(line)
+        if source is not None and self._own is None:
+            self.weight_writes.note(weights, source)
         for one in self._followed.values():
             samples = one.samples
             if samples is not None and source is not None and samples.awaits_forward:
@@ -354,6 +362,9 @@ class GradientAccounts:
         samples.settle_hooks()
         samples = on_host(samples)
         self.are_written |= samples.are_written
+        if samples.are_weights_written and not one.is_own and not self.weight_writes.are_any:
+            self.weight_writes.are_any = self.is_looking = True
+            one.look_on()
         made_at = source_line(one.line)
         account = balance(samples, at, name, norm=norm, is_only=others == 1, made_at=made_at)
         if account is not None and _is_open(account):

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from nanstop.living import living
-from nanstop.measure.gradient_balance import Backward, Samples
-from nanstop.measure.hook_stations import HookStations
+from nanstop.measure.accounts.gradient_balance import Backward, Samples
+from nanstop.measure.accounts.hook_stations import HookStations
 from nanstop.measure.loss_graph import LossMark, is_scaled_apart, left_at_the_end, loss_factor
 from nanstop.numerics.tensors import is_measurable, spread
 from nanstop.numerics.trained import held_by

@@ -47,6 +47,7 @@ class GradientWrites(OwnMode):
         super().__init__()
         self._accounts = accounts
         self._is_shown = is_shown
+        self._only_weights = False
         self.num_stacks = 0
         """Threads that it was put on the stack of, and not taken off again."""
         self._parameters: dict[int, Tensor] = {}
@@ -59,17 +60,23 @@ class GradientWrites(OwnMode):
         self._copies: list[Tensor] = []
         """Of weights, as the first update of the script's own found them."""
 
-    def start(self) -> None:
-        """Watch from here on; nothing where the script has a function mode of its own."""
+    def start(self, *, or_weights: bool = False) -> None:
+        """Watch from here on what the accounts ask for, ``or_weights`` alone where they ask for
+        those; nothing where the script has a function mode of its own.
+        """
+        only_weights = not self._accounts.wants_lines
+        if only_weights and not (or_weights and self._accounts.wants_weight_lines):
+            return
         with by_torch_alone():
             if not is_crowded():
                 # A closure was evaluated inside the update: it is on.
                 self.num_stacks += not take_off(self)
                 put_on(self)
-                parameters = self._accounts.watched()
+                self._only_weights = only_weights
+                parameters = self._accounts.watched(only_weights=only_weights)
                 self._parameters = {id(p): p for p in parameters}
                 self._gradients.clear()
-                for parameter in parameters:
+                for parameter in () if only_weights else parameters:
                     self._follow(parameter.grad, parameter)
 
     def stop(self) -> bool:
@@ -85,6 +92,8 @@ class GradientWrites(OwnMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._only_weights:
+            return self._with_weights(func, args, kwargs)
         with by_torch_alone():
             given = tensors((args, kwargs))
             held = [(t, version(t)) for t in given if self._is_known(t)]
@@ -102,13 +111,7 @@ class GradientWrites(OwnMode):
                 self._follow(result, args[0])
             elif func in _ALIASES and held:
                 self._alias = result
-            elif func in _ALIASES and weights:
-                weight = self._weight(weights[0][0])
-                self._of_weight = (result, weight) if weight is not None else None
-            elif any(version(tensor) != before for tensor, before in weights):
-                written = [t for t, before in weights if version(t) != before]
-                found = [weight for t in written if (weight := self._weight(t)) is not None]
-                self._told(partial(self._accounts.rewrote, found))
+            elif self._follow_weights(func, weights, result):
                 self._told(self._accounts.moved_by)
             elif any(version(tensor) != before for tensor, before in held):
                 self._changed()
@@ -119,6 +122,30 @@ class GradientWrites(OwnMode):
                 self._follow_kept(name, given, held)
                 self._follow_squares(name, args, result, is_of_gradient=is_of_gradient)
         return result
+
+    def _with_weights(self, func: Any, args: Any, kwargs: Any) -> Any:
+        with by_torch_alone():
+            given = tensors((args, kwargs))
+            weights = [(t, version(t)) for t in given if self._weight(t) is not None]
+        result = func(*args, **kwargs)
+        if weights:
+            with by_torch_alone():
+                self._follow_weights(func, weights, result)
+        return result
+
+    def _follow_weights(self, func: Any, weights: list[tuple[Tensor, int]], result: Any) -> bool:
+        """Follow what was done with weights, of these versions before it; return whether any was
+        written to, whose line is told then.
+        """
+        if func in _ALIASES and weights:
+            weight = self._weight(weights[0][0])
+            self._of_weight = (result, weight) if weight is not None else None
+            return False
+        written = [t for t, before in weights if version(t) != before]
+        found = [weight for t in written if (weight := self._weight(t)) is not None]
+        if found:
+            self._told(partial(self._accounts.rewrote, found))
+        return bool(found)
 
     def _before(self, name: str, given: list[Tensor], kwargs: Any) -> None:
         """Tell what is about to be added to a weight."""

@@ -118,11 +118,10 @@ _IN_JSON: dict[str, tuple[type, ...]] = {
     "int | None": (int, type(None)),
     "float | None": (int, float, type(None)),
     "str | None": (str, type(None)),
-    "tuple[IncidentRow, ...]": (list,),
-    "tuple[FindingRow, ...]": (list,),
+    "tuple": (list,),
 }
-"""Of what kinds the values of a field are in JSON, by its annotation."""
-_QUIET = {field.name: _IN_JSON[str(field.type)] for field in fields(Summary)}
+"""Of what kinds the values of a field are in JSON, by its annotation up to a bracket."""
+_QUIET = {one.name: _IN_JSON[str(one.type).partition("[")[0]] for one in fields(Summary)}
 
 
 def summary_of(

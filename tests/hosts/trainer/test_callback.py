@@ -158,7 +158,8 @@ def test_the_callback_that_has_written_to_weights_is_told(tmp_path):
     assert line.text.startswith("def on_step_end")
     (diagnosis,) = report.diagnoses[:1]
     assert diagnosis.code == "NS401"
-    assert diagnosis.lines[0].startswith("written to since by `Averages.on_step_end` (test_cal")
+    assert diagnosis.source == line
+    assert diagnosis.lines[1].startswith("written to since by `Averages.on_step_end` (test_cal")
     assert report.incident.remade_finite == 2
     nanstop.watch(trainer).close()
     assert "call_event" not in vars(trainer.callback_handler)

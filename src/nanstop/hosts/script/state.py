@@ -184,9 +184,9 @@ class LoopState:
         return self.accounts.guarded(look, *given)
 
     def watch_writes(self) -> None:
-        """Have the lines that write to gradients noted, where an account asks for them."""
-        if self.accounts.wants_lines and not self.compiles_functions:
-            self._writes.start()
+        """Have the lines that write to gradients or to weights noted, where an account asks."""
+        if self.accounts.is_looking and not self.compiles_functions:
+            self._writes.start(or_weights=True)
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:

@@ -119,7 +119,7 @@ class TrainerAccounts:
         return tell(*args)
 
     def _look_for_lines(self) -> None:
-        if self._accounts.wants_lines and not self._watch.facts.compiled:
+        if not self._watch.facts.compiled:
             self._writes.start()
 
     def _own_line(self) -> Line:

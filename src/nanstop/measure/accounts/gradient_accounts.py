@@ -34,6 +34,7 @@ from nanstop.tracing.written import is_fixed_here
 MOST_STAGES = 256
 """Changes of gradients in a window that are told apart: a loop has one for each parameter."""
 _MOST_LINES = 3
+FIRST_UPDATES = 2
 MOST_OWN = 16
 """Updates of a script's own, without an optimizer, that are followed."""
 
@@ -117,12 +118,17 @@ class GradientAccounts:
 
     @property
     def wants_lines(self) -> bool:
-        """Whether the last account did not balance, or a script writes to gradients or to weights
-        nobody knows where, so that the lines that write are worth their cost.
+        """Whether the last account did not balance, or a script writes to gradients nobody knows
+        where, so that the lines that write are worth their cost.
         """
         wanted = self._is_uneven or (self.are_written and not self.written_at)
-        wanted = wanted or self.weight_writes.wants_lines
         return self._own is not None or (wanted and self.is_looking)
+
+    @property
+    def wants_weight_lines(self) -> bool:
+        """Whether those that write to weights are: beside optimizers, at first or if some do."""
+        first = any(one.num_updates < FIRST_UPDATES for one in self._followed.values())
+        return self.is_looking and not self.is_own and (first or self.weight_writes.wants_lines)
 
     def guarded(self, look: Callable[..., Any], *given: Any) -> Any:
         """Return what a look of these accounts gives, None where nothing is looked at."""
@@ -141,14 +147,14 @@ class GradientAccounts:
             _log.warning("nanstop: gradients are not followed any more (%s)", reason)
             return None
 
-    def watched(self) -> list[Tensor]:
-        """Return the parameters whose gradients are looked at now, all of an optimizer's where
-        lines that write to weights are looked for.
+    def watched(self, *, only_weights: bool = False) -> list[Tensor]:
+        """Return the parameters that are looked at now, all of an optimizer's where lines that
+        write to weights are looked for; ``only_weights``: and not to gradients.
         """
-        of_all = self.weight_writes.wants_lines
+        of_all = self.wants_weight_lines
         found: list[Tensor] = []
         for one in self._followed.values():
-            if one.samples is not None:
+            if one.samples is not None and not only_weights:
                 one.samples.was_read = bool(one.samples.was_read)
             if one.samples is not None or one.is_own:
                 found += one.parameters() if of_all else one.chosen()

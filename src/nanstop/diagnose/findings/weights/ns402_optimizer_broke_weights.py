@@ -153,7 +153,11 @@ def _found_later(evidence: Evidence) -> Diagnosis | None:
     confidence, cause = _cause(facts, None)
     by = named_writers(incident.written_by)
     if confidence == "possible":  # nothing speaks for the update but that it came last
-        cause = f"the update of step {step}, or {by or 'what else wrote to them after it'}"
+        cause = (
+            f"the update of step {step}, or {by}"
+            if by
+            else f"the update of step {step}, or what else wrote to them after it"
+        )
     back = f"go back to weights from before step {step}, and mend what made that update"
     finding = Diagnosis(
         code="NS402",

@@ -23,7 +23,10 @@ Masks = tuple[Tensor | None, ...]
 """Of each output its bad elements, None where it has none."""
 _NO_SUCH_FORM = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError)
 """What an op raises that does not take a format, a device or a setting."""
-_MOST_TRIES = 4
+_STRIDES = (1, 7, 3, 5)
+"""Of the orders in which blocks are given back, one for each try: which of them an allocator takes
+next depends on that.
+"""
 _FEWEST, _MOST, _BYTES = 2, 256, 2**24
 """How many blocks of memory are left with ones in them, and how large they are together: as many as
 an allocator may have to choose from.
@@ -113,8 +116,8 @@ def unwritten(
         in_nan = again(filled=True).isnan()  # an overflow is none: Inf is no fill
         if in_nan.shape != seen.shape or bool((seen & ~in_nan).any()):
             return None
-        for _ in range(_MOST_TRIES):  # another block may be the one that is taken
-            _leave_ones(outputs[place])
+        for stride in _STRIDES:  # another block may be the one that is taken
+            _leave_ones(outputs[place], stride)
             in_ones = bad_mask(again(filled=False))
             if not bool((seen & in_ones).any()):
                 return _described(in_nan & ~in_ones)
@@ -123,10 +126,14 @@ def unwritten(
     return None
 
 
-def _leave_ones(like: Tensor) -> None:
-    """Leave ones in memory that the next tensor of this size is likely to lie in."""
+def _leave_ones(like: Tensor, stride: int) -> None:
+    """Leave ones in memory that the next tensor of this size is likely to lie in: every
+    ``stride``-th block is given back ahead of those between.
+    """
     num = min(_MOST, max(_FEWEST, _BYTES // max(1, like.nbytes)))
-    del [torch.ones_like(like) for _ in range(num)][:]
+    held: list[Tensor | None] = [torch.ones_like(like) for _ in range(num)]
+    for start in range(stride):
+        held[start::stride] = [None] * len(held[start::stride])
 
 
 def _described(mask: Tensor) -> Unwritten:

@@ -158,7 +158,7 @@ class FailureOrigin:
         """
         details = self._details.get(index)
         named = any(value.storage.name for _, value in self._births.external)
-        return not named or (details is not None and details.fully_masked_rows > 0)
+        return not named or (details is not None and details.hides)
 
     def _first_born(self) -> int | None:
         """Return the earliest birth that was not meant:

@@ -24,7 +24,7 @@ class Reader(nn.Module):
         self.table, self.head, self.qkv = nn.Embedding(32, 8), nn.Linear(8, 32), nn.Linear(8, 24)
 
     def forward(self, ids):
-        x = self.table(ids)
+        x = F.dropout(self.table(ids), 0.1)
         if self.norm is not None:
             x = self.norm(x.transpose(1, 2)).transpose(1, 2)
         q, k, v = self.qkv(x).chunk(3, -1)
@@ -34,7 +34,7 @@ class Reader(nn.Module):
 
 class ByHand(Reader):
     def forward(self, ids):
-        x = self.table(ids)
+        x = F.dropout(self.table(ids), 0.1)
         q, k, v = self.qkv(x).chunk(3, -1)
         scores = q @ k.transpose(-1, -2) + self.mask(ids.shape[1])
         weights = scores.softmax(-1)

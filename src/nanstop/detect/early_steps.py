@@ -267,9 +267,9 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     from nanstop.detect.objective.groups import Groups, lone_rows
     from nanstop.detect.objective.inputs import objective_rows
     from nanstop.detect.objective.labels import Picks, Targets, beyond_rows, misaligned_rows
+    from nanstop.detect.objective.one_policy import OnePolicy, apart_rows
     from nanstop.detect.objective.operands.ahead import reads_ahead
     from nanstop.detect.objective.operands.blanks import Blanks, blank_rows
-    from nanstop.detect.objective.one_policy import OnePolicy, apart_rows
     from nanstop.detect.objective.padded_labels import padded_labels
     from nanstop.detect.objective.padding import Masks, States, hidden_texts
     from nanstop.detect.objective.pairs import Pairs, paired_rows

@@ -21,7 +21,7 @@ from nanstop.numerics.tensors import is_measurable
 from nanstop.records import ObjectiveRow, op_name
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.tracing.op_patches import SecondRun, displace
-from nanstop.tracing.operators import outputs_of
+from nanstop.tracing.operators import outputs_of, takes_memory
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_loss, first_ops
 
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from nanstop.replay.step import Step
 
 _LEAST_LENGTH = 8
-_CHANGED = 1e-2
-"""Of how much rows change that read other numbers themselves, by how much others do at least."""
+_CHANGED, _CHANGED_ALONE = 1e-3, 3e-2
+"""Of how much rows change that read other numbers themselves, by how much others do at least; of
+one text alone, which nothing shows to be no rounding of experts that are given other tokens.
+"""
 _OWN = 2.0
 """By how much more a row changes than the one before it, where it alone reads another number."""
 
@@ -93,7 +95,8 @@ def _is_read(step: Step, table: int, pick: int, picks: Picks) -> bool:
 
     plain = picks.chances[pick].float().reshape(len(tokens), -1) * asked
     each = moved(slice(half, None)) / asked.sum(0).clamp(min=1)
-    if not float(each[: half - 1].amax()) > _CHANGED * float(each[half:].amax()):
+    least = _CHANGED if len(tokens) > 1 else _CHANGED_ALONE
+    if not float(each[: half - 1].amax()) > least * float(each[half:].amax()):
         return False
     # Statistics of the batch hang on all of it, and numbers that are drawn anew on nothing.
     of_first = seen((slice(0, 1), slice(half, None)))
@@ -156,7 +159,8 @@ class _FirstHalves(SecondRun):
         half = self._length // 2
         if index == self._table and self._moves:
             displace(result, (slice(None), slice(half, None)))
-        if index > self._table and torch._C._current_graph_task_id() == -1:
+        in_forward = torch._C._current_graph_task_id() == -1
+        if index > self._table and in_forward and not takes_memory(str(func)):
             for output in outputs_of(func, args, kwargs, result)[:1]:
                 dims = [n for n, size in enumerate(output.shape) if size == self._length]
                 if len(dims) == 1 and dims[0] and output.dim() > 2 and is_measurable(output):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nanstop.detect.objective.operands.numbers import ALIGNMENTS
-from nanstop.records import ObjectiveRow, op_name
+from nanstop.records import ObjectiveRow
 from nanstop.tracing.op_patches import LookOfSome
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_ops

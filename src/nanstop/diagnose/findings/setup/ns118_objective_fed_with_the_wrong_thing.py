@@ -173,8 +173,7 @@ _INSTEAD = {
     ),
     "ahead": (
         "each output has read what it is asked for",
-        "rows that are asked for the next token hang on the tokens behind them: they learn to "
-        "copy it",
+        "each row hangs on the token that it is asked for: the model learns to copy it",
         "with other embeddings in the second half of each text those of the first half change",
         "hide what comes after: is_causal=True, or a mask of booleans, for one of numbers is added",
     ),

@@ -163,7 +163,7 @@ _INSTEAD = {
         "labels are not shifted",
         "every label is the last token that its row has read: the model learns to repeat it",
         _ROWS,
-        "logits[:, :-1] against labels[:, 1:], or leave the shift (and decoder_input_ids) to a model",
+        "logits[:, :-1] against labels[:, 1:], or leave the shift and decoder_input_ids to a model",
     ),
     "later_token": (
         "labels are shifted twice",

@@ -447,6 +447,20 @@ def test_fully_masked_row_of_a_mask_in_the_batch():
     )
 
 
+def test_a_row_that_hides_all_in_one_sample_is_not_in_all_that_hide_some():
+    """A softmax by hand, where -Inf is taken from -Inf in one row and from a number elsewhere."""
+    hidden = torch.full((16, 16), -INF).triu(1).repeat(2, 1, 1)
+    hidden[1, 5] = -INF
+
+    def body(x):
+        scores = x @ x.transpose(-1, -2) + hidden
+        weights = (scores - scores.amax(-1, keepdim=True)).exp()
+        return weights / weights.sum(-1, keepdim=True) @ x
+
+    found = located_body(body)
+    assert (op_of(found), found.positions, found.in_every_sample) == ("sub", None, False)
+
+
 def test_gradient_overflow_in_half():
     model = nn.Linear(8, 8).half()
     data = {"x": torch.randn(4, 8)}

@@ -241,8 +241,8 @@ class FailureOrigin:
     def _positions(self, index: int) -> tuple[Position, ...] | None:
         if self._samples.grid is None:
             return None
-        bad = {i: details.bad for i, details in self._details.items()}
-        return positions_that_fail(self.trace, index, self._births.nan, bad, self._samples.grid)
+        grid = self._samples.grid
+        return positions_that_fail(self.trace, index, self._births.nan, self._details, grid)
 
     def _smuggled(self, index: int) -> bool:
         """Return whether the op reads a bad value although every op that wrote its operands

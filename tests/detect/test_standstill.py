@@ -65,6 +65,19 @@ def masked(_):
     return (policy(x).square() * torch.zeros(16, 1)).sum()
 
 
+def counted_in_half(_):
+    x, mask = torch.randn(16, 4), torch.ones(16, 4500, dtype=torch.float16)
+    return (policy(x).square().sum(-1, keepdim=True) * mask).sum() / mask.sum()
+
+
+def hidden_in_half(advantages):
+    # -1e9 is -Inf in float16, and its exponential is 0 as it should be.
+    x, action = torch.randn(16, 4), torch.randint(2, (16, 1))
+    hidden = torch.tensor([0.0, 0.0, -1e9]).half().softmax(-1)[:2].float() * 2
+    logp = (policy(x) * hidden).log_softmax(-1).gather(1, action)[:, 0]
+    return -(logp * advantages).mean()
+
+
 def fitted(_):
     x = torch.randn(16, 4)
     return F.mse_loss(critic(x), torch.zeros(16, 2))
@@ -84,6 +97,7 @@ NONE = {
     "the same, clipped": "ratio_clipped(grouped(step))",
     "no reward at all": "policy_gradient(sparse(step))",
     "a mask of zeros": "masked(step)",
+    "a mask in half beside it": "hidden_in_half(grouped(step))",
 }
 AT_ITS_LEAST = {
     "off-policy before its first reward": "q_learning(sparse(step))",
@@ -105,6 +119,11 @@ def told(folder, objective, num_steps):
 def test_an_objective_without_a_gradient_is_told_after_many_updates(tmp_path, objective):
     assert told(tmp_path, objective, 63) == []
     assert told(tmp_path, objective, 64) == [("NS701", "the objective has no gradient")]
+
+
+def test_a_count_that_overflows_is_told_where_the_loss_is_divided_by_it(tmp_path):
+    found = told(tmp_path, "counted_in_half(step)", 12)
+    assert found == [("NS209", "overflow in `sum` became a finite number")]
 
 
 @pytest.mark.parametrize("objective", AT_ITS_LEAST.values(), ids=AT_ITS_LEAST)

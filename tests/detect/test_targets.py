@@ -1,4 +1,6 @@
-"""Targets of a binary cross entropy that are beyond 0 and 1 are told where they count."""
+"""Targets that an objective cannot count are told: of a binary cross entropy beyond 0 and 1, of a
+CTC loss its blank.
+"""
 
 import pytest
 import torch
@@ -34,9 +36,9 @@ def chosen(scores, targets):
     return F.binary_cross_entropy_with_logits(scores[kept], targets[kept])
 
 
-def found(folder, loss, targets):
+def found(folder, loss, targets, shape=(4, 5)):
     draw = torch.Generator().manual_seed(0)
-    inputs = torch.randn(4, 5, generator=draw)
+    inputs = torch.randn(*shape, generator=draw)
 
     def train():
         torch.manual_seed(0)
@@ -74,3 +76,37 @@ def test_targets_that_do_not_count(tmp_path, loss):
 def test_targets_that_are_smoothed(tmp_path, targets):
     """Noise around labels, a little beyond them, is a known trick for discriminators."""
     assert found(tmp_path, plain, targets) is None
+
+
+TEXTS = torch.tensor([[1, 2, 1, 0], [2, 0, 0, 0]])
+
+
+def spelled(lengths, blank=0):
+    """Alignments of two texts, filled up with 0, that have these ``lengths``."""
+
+    def loss(scores, targets):
+        steps = scores.log_softmax(-1).transpose(0, 1)
+        return F.ctc_loss(steps, targets, torch.tensor([9, 9]), torch.tensor(lengths), blank=blank)
+
+    return loss
+
+
+def test_padding_that_a_ctc_loss_is_asked_for(tmp_path):
+    finding = found(tmp_path, spelled([4, 4]), TEXTS, (2, 9, 5))
+    assert finding.title == "a CTC loss is asked for its blank"
+    assert finding.cause.endswith("spells nothing: 4")
+    assert finding.confidence == "certain"
+    assert any("return F.ctc_loss" in line for line in finding.lines)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "blank", "texts"),
+    [
+        ([3, 1], 0, TEXTS),
+        ([3, 1], 0, torch.tensor([1, 2, 1, 2])),
+        ([4, 4], 2, TEXTS.clamp(max=1)),
+    ],
+    ids=["lengths", "one after the other", "another blank"],
+)
+def test_texts_without_a_blank(tmp_path, lengths, blank, texts):
+    assert found(tmp_path, spelled(lengths, blank), texts, (2, 9, 5)) is None

@@ -383,6 +383,26 @@ def test_batch_was_bad_before():
     assert (found.origin, found.culprit) == ("from_batch", "batch[x]")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: x.transpose(1, 2) @ torch.ones(16, 8),
+        lambda x: F.conv1d(x, torch.ones(8, 8, 3)),
+        lambda x: F.layer_norm(x, (16,)),
+        lambda x: x * 0.0,
+        lambda x: x - x.amax(-1, keepdim=True),
+    ],
+    ids=["product", "convolution", "norm", "mask", "difference"],
+)
+def test_rows_of_data_that_are_minus_infinity_throughout_are_no_mask(body):
+    """The logarithm of a silent clip: all of its rows, and none of the others."""
+    data = torch.randn(2, 8, 16)
+    data[1] = -INF
+    model = planted.Body(lambda x: x * 1.0)
+    found = located(model, lambda m, b: m(body(b["x"])).mean(), {"x": data})
+    assert (found.origin, found.culprit) == ("from_batch", "batch[x]")
+
+
 def test_nested_batch_entry_has_a_path():
     data = {"vision": {"pixels": [torch.zeros(4, 8), torch.full((4, 8), INF)]}}
     found = located(nn.Linear(8, 1), lambda m, b: m(b["vision"]["pixels"][1]).mean(), data)
@@ -425,6 +445,20 @@ def test_fully_masked_row_of_a_mask_in_the_batch():
         "_softmax",
         2,
     )
+
+
+def test_a_row_that_hides_all_in_one_sample_is_not_in_all_that_hide_some():
+    """A softmax by hand, where -Inf is taken from -Inf in one row and from a number elsewhere."""
+    hidden = torch.full((16, 16), -INF).triu(1).repeat(2, 1, 1)
+    hidden[1, 5] = -INF
+
+    def body(x):
+        scores = x @ x.transpose(-1, -2) + hidden
+        weights = (scores - scores.amax(-1, keepdim=True)).exp()
+        return weights / weights.sum(-1, keepdim=True) @ x
+
+    found = located_body(body)
+    assert (op_of(found), found.positions, found.in_every_sample) == ("sub", None, False)
 
 
 def test_gradient_overflow_in_half():

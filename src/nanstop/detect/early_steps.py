@@ -268,6 +268,8 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     from nanstop.detect.objective.inputs import objective_rows
     from nanstop.detect.objective.labels import Picks, Targets, beyond_rows, misaligned_rows
     from nanstop.detect.objective.one_policy import OnePolicy, apart_rows
+    from nanstop.detect.objective.operands.ahead import reads_ahead
+    from nanstop.detect.objective.operands.blanks import Blanks, blank_rows
     from nanstop.detect.objective.padded_labels import padded_labels
     from nanstop.detect.objective.padding import Masks, States, hidden_texts
     from nanstop.detect.objective.pairs import Pairs, paired_rows
@@ -280,12 +282,13 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     differences, counts, picks = Cancellations(), WholeNumbersInHalf(), Picks()
     ratios, pooling, sums, pairs, masks = Ratios(), Pooling(step), RunningSums(), Pairs(), Masks()
     groups, policy, backwards, states = Groups(), OnePolicy(), Backwards(), States()
-    targets = Targets()
+    targets, blanks = Targets(), Blanks()
     seen = (differences, counts, picks, ratios, pooling, sums, pairs, masks, groups, policy)
-    rows = objective_rows(step, 0, *seen, states, backwards, targets, *looks)
+    rows = objective_rows(step, 0, *seen, states, backwards, targets, blanks, *looks)
     rows += _found(misaligned_rows, step, picks) + _found(paired_rows, step, pairs)
     rows += _found(lone_rows, step, groups) + _found(hidden_texts, step, picks, masks, states)
     rows += _found(padded_labels, step, picks) + _found(beyond_rows, step, targets)
+    rows += _found(blank_rows, step, blanks) + _found(reads_ahead, step, picks)
     rows += _found(unheard_rows, step) if backwards.are_several else ()
     coarse = {"coarse": coarse_rows(step, micros=(0,))} if counts.are_there else {}
     return {

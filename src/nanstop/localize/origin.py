@@ -158,7 +158,7 @@ class FailureOrigin:
         """
         details = self._details.get(index)
         named = any(value.storage.name for _, value in self._births.external)
-        return not named or (details is not None and details.fully_masked_rows > 0)
+        return not named or (details is not None and details.hides)
 
     def _first_born(self) -> int | None:
         """Return the earliest birth that was not meant:
@@ -241,8 +241,8 @@ class FailureOrigin:
     def _positions(self, index: int) -> tuple[Position, ...] | None:
         if self._samples.grid is None:
             return None
-        bad = {i: details.bad for i, details in self._details.items()}
-        return positions_that_fail(self.trace, index, self._births.nan, bad, self._samples.grid)
+        grid = self._samples.grid
+        return positions_that_fail(self.trace, index, self._births.nan, self._details, grid)
 
     def _smuggled(self, index: int) -> bool:
         """Return whether the op reads a bad value although every op that wrote its operands

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nanstop.records import Position, op_name
 from nanstop.records.values import origin_of
+from nanstop.tracing.op_details import OpDetails
 from nanstop.tracing.recorder import Op, Trace, Value
 
 
@@ -74,21 +75,27 @@ def positions_that_fail(
     trace: Trace,
     birth: int,
     nans: Sequence[int],
-    bad: Mapping[int, Iterable[Tensor | None]],
+    looked: Mapping[int, OpDetails],
     grid: Grid,
 ) -> tuple[Position, ...] | None:
     """Return the positions of an op's bad elements; None also where it has such in each sample and
     what becomes NaN of them, at the ops ``nans``, has not: which samples fail has to be tried then.
 
-    A mask that leaves its format is -inf in every padded row, and NaN where a row is nothing else.
-    ``bad``: of each op that was looked at, where its outputs are bad.
+    A mask that leaves its format is -inf in every padded row, and NaN where a row is nothing else;
+    so is what takes the largest of a row from it. ``looked``: at which ops.
     """
 
     def at(index: int) -> tuple[Position, ...] | None:
-        return positions_in(trace, trace.ops[index], bad[index], grid) if index in bad else None
+        seen = looked.get(index)
+        return positions_in(trace, trace.ops[index], seen.bad, grid) if seen is not None else None
 
     found, ends = at(birth), [at(index) for index in nans]
-    if found is None or birth in nans or len(_samples(found)) < grid.rows or None in ends:
+    if found is None or len(_samples(found)) < grid.rows:
+        return found
+    if birth in nans:
+        both = (one.nan and (one.posinf or one.neginf) for one in looked[birth].outputs)
+        return None if any(both) else found
+    if None in ends:
         return found
     failing = {sample for end in ends if end for sample in _samples(end)}
     return None if 0 < len(failing) < grid.rows else found

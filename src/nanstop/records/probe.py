@@ -100,7 +100,8 @@ class ObjectiveRow:
     policy itself in the place of its reference, ``width`` values less their own mean, padding of
     ``width`` places in that of texts, ``width`` rows and a copy of each, ``width`` labels of
     padding, gradients that were asked for without a graph, logarithms of probabilities along
-    another dimension, a target ``width`` beyond 0 and 1, or targets of 0 in the place of -1.
+    another dimension, a target ``width`` beyond 0 and 1, targets of 0 in the place of -1, ``width``
+    labels that are the blank of an alignment, or labels that each row has read.
     ``line``: FILE:LINE; ``made_at``: of the lines that made what was read what it is; of copies,
     the names of what holds them in the batch.
     """
@@ -124,6 +125,8 @@ class ObjectiveRow:
         "across",
         "beyond",
         "unsigned",
+        "blanks",
+        "ahead",
     ]
     width: int
     line: str = ""

@@ -210,6 +210,9 @@ class Looks:
             found = none_arrives(step, path, elsewhere) if path is not None else None
             if found is not None:
                 self._learned(at=step.id, gradient_path=found)
+            elif elsewhere == 0.0:
+                # A count in half overflows beside a model of any format.
+                place = place or self._gauge.wide(step)
         if self._never.is_due and facts.gradient_path is not None:
             path = self._never.take(step, facts.gradient_path)
             self._learned(at=step.id, **({} if path is None else {"gradient_path": path}))

@@ -47,7 +47,7 @@ class OpDetails:
     converts a mask.
 
     ``fully_masked_rows``: rows that are -inf throughout, in what it read or in what it made of
-    finite operands.
+    finite operands. ``hides``: whether they are a mask's, see ``_is_mask_of``.
 
     ``bad`` and ``read``: for each output and operand, its bool mask of bad elements (None where it
     has none), on the device or in host memory. ``held``: for each operand that is bad and no
@@ -61,6 +61,7 @@ class OpDetails:
     reference: Finiteness = "unknown"
     unwritten: Unwritten | None = None
     fully_masked_rows: int = 0
+    hides: bool = False
     masking: bool = False
     bad: tuple[Tensor | None, ...] = ()
     read: tuple[Tensor | None, ...] = ()
@@ -107,6 +108,7 @@ class Observer:
             found = replace(
                 before,
                 fully_masked_rows=masked,
+                hides=masked > 0,
                 bad=tuple(map(self._waiting, bad)),
                 read=tuple(map(self._waiting, bad_read)),
             )
@@ -121,6 +123,9 @@ class Observer:
                     masked, fully_masked_rows(outputs) if is_made else 0
                 ),
                 "masking": lambda: is_masking(traits.base, kept, outputs),
+                "hides": lambda: (
+                    masked > 0 and _is_mask_of(func, kept_args, kwargs, kept, before.inputs)
+                ),
             }
             for name, look in looks.items():
                 _if_there_is_room(seen, name, look)
@@ -196,6 +201,38 @@ def fully_masked_rows(operands: Iterable[Tensor]) -> int:
         if is_measurable(tensor) and tensor.dim() >= 2 and tensor.shape[-1] >= 2:
             count = max(count, int((tensor == float("-inf")).all(-1).sum()))
     return count
+
+
+def _is_mask_of(
+    func: Any,
+    args: Any,
+    kwargs: Mapping[str, Any],
+    read: Sequence[Tensor],
+    stats: Sequence[TensorStats],
+) -> bool:
+    """Return whether rows that are -inf throughout are hidden, and are no data that the op cannot
+    compute with: where it reads them as they came in the batch, one place of each in sight has to
+    be enough. What adds to a mask, or chooses by one, has a value then; a product with weights, a
+    mean or a norm of such a row has none.
+    """
+    given = [t for t, seen in zip(read, stats, strict=True) if _is_given(seen)]
+    shown = {id(t): _in_sight(t) for t in given if fully_masked_rows((t,))}
+    if not shown:
+        return True
+    again, named = replaced_in(args, kwargs, shown)
+    outputs = outputs_of(func, again, named, func(*again, **named))
+    return all(_bad_or_none(output) is None for output in outputs)
+
+
+def _is_given(stats: TensorStats) -> bool:
+    return origin_of(stats.name) == "from_batch" and stats.neginf > 0
+
+
+def _in_sight(tensor: Tensor) -> Tensor:
+    """Return a mask with 0 first in each row that is -inf throughout."""
+    rows, shown = (tensor == float("-inf")).all(-1), tensor.clone()
+    shown[..., 0] = shown[..., 0].masked_fill(rows, 0.0)
+    return shown
 
 
 def is_masking(base: str, operands: Iterable[Tensor], outputs: Iterable[Tensor]) -> bool:

@@ -160,6 +160,19 @@ def targets_with_signs(fixed):
     return all(map(close, found, exact))
 
 
+@FIXES.plant("NS118", 11)
+def a_mask_of_booleans(fixed):
+    """The first of three tokens reads itself alone, whatever the others are."""
+    forwards = torch.ones(3, 3, dtype=torch.bool).tril()
+    mask = forwards if fixed else forwards.float()
+    text, other = HEALTHY[None, :1].repeat(1, 3, 1), HEALTHY[None, :1].repeat(1, 3, 1)
+    other[:, 1:] += 5.0
+    first, second = (
+        F.scaled_dot_product_attention(x, x, x, attn_mask=mask)[:, 0] for x in (text, other)
+    )
+    return close(first, second)
+
+
 # NS701 - rewards that teach nothing
 FIXES.say("NS701", 1, "a look at what a function returns")
 FIXES.twin("NS701", 2)

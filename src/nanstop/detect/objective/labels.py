@@ -48,6 +48,8 @@ class Picks(LookOfSome):
     def __init__(self) -> None:
         self.tokens: dict[int, Tensor] = {}
         self.labels: dict[int, Tensor] = {}
+        self.chances: dict[int, Tensor] = {}
+        """Of each label: the log-probability, or the score, that its row gives it."""
         self.likelihoods: set[int] = set()
         """Ops that ignore a label: one of ``IGNORED_LABEL`` here, whatever they call it."""
 
@@ -64,7 +66,17 @@ class Picks(LookOfSome):
                 self.likelihoods.add(index)
                 ignored = self.labels[index] == args[4]
                 self.labels[index].masked_fill_(ignored, IGNORED_LABEL)
+            return lambda result: self.chances.update({index: chances(base, args, result)})
         return None
+
+
+@torch.no_grad()
+def chances(base: str, args: Any, result: Any) -> Tensor:
+    """Return what an op that picks labels finds at each of them."""
+    if base not in LIKELIHOODS:
+        return result.detach().clone()
+    labels = args[1].clamp(min=0, max=args[0].shape[1] - 1)  # its result is the mean of them
+    return args[0].gather(1, labels.unsqueeze(1)).squeeze(1)
 
 
 def picked(base: str, args: Any) -> Tensor | None:
@@ -93,7 +105,7 @@ def misaligned_rows(step: Step, picks: Picks) -> tuple[ObjectiveRow, ...]:
         (shift, table, pick)
         for pick, labels in picks.labels.items()
         for table, tokens in picks.tokens.items()
-        if (shift := _shift(labels, tokens)) is not None
+        if (shift := shift_of(labels, tokens)) is not None
     ]
     # Tokens that were moved on are read as well as they are: a window, or a decoder's inputs.
     if any(shift == 1 for shift, _, _ in found):
@@ -126,14 +138,14 @@ def _shifted_at(step: Step, tokens: Tensor) -> tuple[str, ...]:
     def places(values: Tensor) -> int:
         if values.dtype != tokens.dtype or values.dim() < 2 or len(values) != len(tokens):
             return 0
-        return _shift(values, tokens) or 0
+        return shift_of(values, tokens) or 0
 
     makers: Any = getattr(step, "makers", None)
     found = tuple(map(line_text, makers(places))) if makers is not None else ()
     return found or FETCHES.makers(places)
 
 
-def _shift(labels: Tensor, tokens: Tensor) -> int | None:
+def shift_of(labels: Tensor, tokens: Tensor) -> int | None:
     """Return how many places after its row each label stands among the tokens, None where that is
     not one number, or more than one.
     """

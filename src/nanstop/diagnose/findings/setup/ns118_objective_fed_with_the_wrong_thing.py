@@ -30,6 +30,12 @@ shifted twice it is asked for i + 2, and a text of it leaves out every other tok
 stand is seen in their numbers, what a row has read by an experiment: other embeddings from one
 place on, in a micro-batch that is run again.
 
+A row can have read what it is asked for. Where it reads tokens that come after it, the answer is in
+sight: the loss falls to 0 by copying, and what is generated is no better for it.
+`scaled_dot_product_attention` hides what a mask of booleans leaves out, and adds a mask of numbers
+to its scores: 0 and 1 hide nothing. That is told by an experiment: other embeddings in the second
+half of each text leave the rows of the first half as they are, where a model reads forwards.
+
 Targets [N] against outputs [N, 1] are N x N differences: the missing dimension is put in front, and
 each output is compared with the targets of all rows. The loss is smallest where every output is the
 mean of the targets, and falls to their variance. `mse_loss` warns of it once, a difference written
@@ -69,6 +75,11 @@ a target y of 0 that is log(2) whatever the output s is, without a gradient, and
 output down. It is told where the loss only falls as one number in the place of all outputs rises: a
 mask of pairs, whose scores are differences, is left in peace, and so are 0 beside -1 and 1.
 
+A label of a CTC loss can be its blank, usually as padding with the number 0 that nobody has taken
+out. The blank stands between letters and spells none: asked for as a letter it has to be left and
+come to once more for each label, and the loss is smallest for paths that no recording has. torch
+computes something and says nothing; the labels of a call are counted.
+
 A target of a KL divergence can be a logarithm already. `kl_div` computes p log(p) of its target,
 which has no value below 0: of log-probabilities the loss is NaN in the first step, while the
 gradient, which asks for no logarithm, is finite and wrong: the update is applied.
@@ -96,9 +107,10 @@ cross_entropy(softmax(logits, -1), right)               # tensor(0.5516)
 6. Turn the mask, with `~` or `1 - mask`, where it is made. Cost: none.
 7. `torch.autograd.grad(..., create_graph=True)` for a penalty. Cost: a backward of the backward.
 8. `labels[attention_mask == 0] = -100`: where the token that pads is the one that ends a text, the
-   end stays. Cost: none.
+   end stays. A CTC loss takes the lengths of the texts instead. Cost: none.
 9. `kl_div(..., log_target=True)` for a target of logarithms. Cost: none.
 10. `2 * targets - 1` for `soft_margin_loss`. Cost: none.
+11. `is_causal=True`, or a mask of booleans, in attention: `mask.bool()`. Cost: none.
 
 ## Fix safety
 All of them change training, to what the objective is meant to be. The loss is on another scale
@@ -137,6 +149,10 @@ _ONE_COLUMN_EACH = (
     "give it a column of 0 and 1 for each class (torch.nn.functional.one_hot), or take "
     "cross_entropy for ids of classes"
 )
+_NO_BLANK = (
+    "give the loss the lengths of the texts without their padding; no letter may have the number "
+    "of the blank"
+)
 _LOG_TARGET = (
     "Say so, where it is the target of a KL divergence: `kl_div(..., log_target=True)`; or give it "
     "probabilities: softmax in place of log_softmax, or `.exp()`."
@@ -147,13 +163,19 @@ _INSTEAD = {
         "labels are not shifted",
         "every label is the last token that its row has read: the model learns to repeat it",
         _ROWS,
-        "logits[:, :-1] against labels[:, 1:], or leave the shift to a model that makes one",
+        "logits[:, :-1] against labels[:, 1:], or leave the shift and decoder_input_ids to a model",
     ),
     "later_token": (
         "labels are shifted twice",
         "every label stands two places or more after the last token that its row has read",
         _ROWS,
         "shift once: models of transformers shift labels themselves",
+    ),
+    "ahead": (
+        "each output has read what it is asked for",
+        "each row hangs on the token that it is asked for: the model learns to copy it",
+        "with other embeddings in the second half of each text those of the first half change",
+        "hide what comes after: is_causal=True, or a mask of booleans, for one of numbers is added",
     ),
     "itself": (
         "the policy is compared with itself",
@@ -199,8 +221,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return _paired(evidence, first)
     if first.given in _INSTEAD:
         return _measured(evidence, first)
-    if first.given == "beyond":
-        return _beyond(evidence, first)
+    if first.given in ("beyond", "blanks"):
+        return (_beyond if first.given == "beyond" else _blanks)(evidence, first)
     return Diagnosis(
         code="NS118",
         title=f"`{op_name(first.op)}` is fed with {_given(first)}",
@@ -268,6 +290,19 @@ def _beyond(evidence: Evidence, row: ObjectiveRow) -> Diagnosis:
         confidence="certain",
         confirmed="with others in their place the loss is another one",
         lines=tuple(filter(None, (row.line, _LEFT_OUT if ignored else _ONE_COLUMN_EACH))),
+        where=row.module or "loss",
+        seen=sighting(evidence, "loss", op=row.op),
+    )
+
+
+def _blanks(evidence: Evidence, row: ObjectiveRow) -> Diagnosis:
+    """Return the finding of texts that hold what stands for no letter."""
+    return Diagnosis(
+        code="NS118",
+        title="a CTC loss is asked for its blank",
+        cause=f"labels that are the blank, which spells nothing: {row.width}",
+        confidence="certain",
+        lines=tuple(filter(None, (row.line, _NO_BLANK))),
         where=row.module or "loss",
         seen=sighting(evidence, "loss", op=row.op),
     )

@@ -22,7 +22,9 @@ with TemporaryDirectory() as folder:  # a model becomes 4-bit while it is loaded
     base = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, quantization_config=nf4, device_map={"": "cpu"}
     )
-base = prepare_model_for_kbit_training(base, gradient_checkpointing_kwargs={"use_reentrant": False})
+base = prepare_model_for_kbit_training(
+    base, gradient_checkpointing_kwargs={"use_reentrant": False}
+)
 torch.manual_seed(0)
 model = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, task_type="CAUSAL_LM"))
 trainer = Trainer(

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "0addf3b2dd894284")
+REPORT_FORM = (1, "46be917787925903")
 
 
 def test_names():

@@ -1353,6 +1353,23 @@ def test_a_matrix_that_is_refused_gets_something_on_its_diagonal(op, read, is_ad
     assert any("torch.eye" in line for line in found.lines) == is_advised
 
 
+@pytest.mark.parametrize(
+    ("hidden", "title", "advice"),
+    [
+        ("row", "`sum` of a row that is hidden in full", "give each row something"),
+        ("chosen", "`sum` picks what is hidden", "the choice or the mask is wrong"),
+        ("counted", "`sum` counts what is hidden", "logp.masked_fill(hidden, 0)"),
+    ],
+)
+def test_what_is_hidden_has_no_result_that_another_form_could_give(hidden, title, advice):
+    read = stats("float32", neginf=2)
+    failed = event("float32", op="aten.sum.default", inputs=(read,), wider="nonfinite")
+    found = check("NS204", evidence(localization(failed, hidden=hidden)))
+    assert (found.title, found.confidence) == (title, "certain")
+    assert advice in found.usual_cure
+    assert {atom.remedy for atoms in found.remedies for atom in atoms} <= {"drop_micro"}
+
+
 def test_a_buffer_that_a_step_writes_to_is_no_data():
     held = stats("float32", shape=(32, 4), nan=96, name="buffer vq.codebook")
     read = event("float32", op="aten.index.Tensor", inputs=(held,))

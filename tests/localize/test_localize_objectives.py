@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import planted
 import tiny
-from nanstop.records import Position
+from nanstop.records import Position, op_name
 from planted import INF, NAN, located, op_of
 
 
@@ -160,3 +160,90 @@ def test_row_of_zeros_under_a_norm_without_epsilon():
     assert (op_of(found), found.key.module) == ("rsqrt", "model.layers.0.input_layernorm")
     assert found.positions[0].sample == 0
     assert found.positions[0].first_token == 3
+
+
+HIDDEN = torch.arange(64) < 60
+
+
+def row_hidden_in_full(logits):
+    hidden = HIDDEN | (torch.arange(16) == 3)[:, None]
+    return torch.logsumexp(logits.masked_fill(hidden, -INF), -1).mean()
+
+
+def row_hidden_in_full_in_one_line(logits):
+    hidden = HIDDEN | (torch.arange(16) == 3)[:, None]
+    return (logits.masked_fill(hidden, -INF).logsumexp(-1) - logits.logsumexp(-1)).mean()
+
+
+def nearest_of_none(logits):
+    return logits.masked_fill(HIDDEN | (torch.arange(16) == 3)[:, None], INF).amin(-1).mean()
+
+
+def pooled_text_of_nothing(logits):
+    pooled = logits.masked_fill(torch.tensor([False, True])[:, None, None], -INF).amax(1)
+    return pooled.softmax(-1).square().mean()
+
+
+def smoothed_over_hidden_labels(logits):
+    kept = logits.masked_fill(HIDDEN, -INF)
+    labels = torch.full((32,), 61)
+    return F.cross_entropy(kept.flatten(0, 1), labels, label_smoothing=0.1)
+
+
+def smoothed_by_hand(logits):
+    kept = logits.masked_fill(HIDDEN, -INF).log_softmax(-1)
+    rows, places = torch.arange(2)[:, None].expand(2, 16), torch.arange(16).expand(2, 16)
+    return -0.9 * kept[..., 61].mean() - 0.1 * kept[rows, places].mean()
+
+
+def label_that_is_hidden(logits):
+    kept = logits.masked_fill(HIDDEN, -INF).flatten(0, 1)
+    return F.cross_entropy(kept[1:], torch.full((31,), 7))
+
+
+def action_that_is_hidden(logits):
+    kept = logits.masked_fill(HIDDEN, -INF).log_softmax(-1)
+    return -kept.gather(-1, torch.full((2, 16, 1), 7))[:, 1:].mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "op", "hidden"),
+    [
+        (row_hidden_in_full, "logsumexp", "row"),
+        (row_hidden_in_full_in_one_line, "logsumexp", "row"),
+        (nearest_of_none, "amin", "row"),
+        (pooled_text_of_nothing, "amax", "row"),
+        (smoothed_over_hidden_labels, "sum", "counted"),
+        (smoothed_by_hand, "mean", "counted"),
+        (action_that_is_hidden, "gather", "chosen"),
+        (label_that_is_hidden, "nll_loss_forward", "chosen"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_what_reads_a_hidden_choice_is_blamed_and_no_fill(loss, op, hidden):
+    found = located(tiny.llama(), lambda m, b: loss(m(input_ids=b["input_ids"]).logits))
+    assert (op_of(found), found.hidden, found.origin) == (op, hidden, "born_here")
+    assert op_name(found.filled.op) == "masked_fill"
+    assert (found.confidence, found.first_bad.source.function) == ("certain", loss.__name__)
+
+
+@pytest.mark.parametrize("lowest", [lambda x: x, lambda x: x * 0.5], ids=["as it is", "scaled"])
+def test_a_fill_that_hides_no_choice_is_what_was_wrong(lowest):
+    def loss(model, batch):
+        kept = token_logps(model, batch).masked_fill(torch.arange(16) < 3, -INF)
+        return lowest(kept).mean()
+
+    found = located(tiny.llama(), loss)
+    assert (op_of(found), found.hidden) == ("masked_fill", "")
+
+
+def test_a_hidden_choice_that_a_mask_multiplies_is_born_at_the_product():
+    def loss(model, batch):
+        logits = model(input_ids=batch["input_ids"]).logits
+        kept = logits.masked_fill(HIDDEN, -INF).log_softmax(-1)
+        answers = torch.arange(16) != 3
+        chosen = kept.gather(-1, (54 * answers + 7).expand(2, 16)[..., None])[..., 0]
+        return (chosen * answers).mean()
+
+    found = located(tiny.llama(), loss)
+    assert (op_of(found), found.hidden) == ("mul", "")

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from nanstop.localize.provenance import KEEPS, Kinds, kinds_of
 from nanstop.localize.slicing import (
     Births,
+    carries,
     is_placed,
     range_of,
     reaching,
@@ -233,7 +234,7 @@ def refused(trace: Trace) -> int | None:
 
 
 def fills(trace: Trace, index: int) -> tuple[int, ...]:
-    """Return the fills that wrote all infinities of which op ``index`` made NaN, the last first; ()
+    """Return the fills that wrote all infinities that op ``index`` was given, the last first; ()
     where an operation computed one of them. What reads a number that its own line writes down is
     a fill, too.
     """
@@ -245,12 +246,15 @@ def fills(trace: Trace, index: int) -> tuple[int, ...]:
 
 
 def of_infinities(trace: Trace, index: int) -> Births:
-    """Return where the infinities come from of which an op made NaN; nowhere where it made none."""
+    """Return where the infinities come from of which an op made NaN, or infinities that it writes
+    no number of its own for; nowhere where it made none.
+    """
     op = trace.ops[index]
     read = [value for value in op.inputs if value.slot >= 0 and range_of(trace, value).has_inf]
-    if not read or not any(range_of(trace, o).has_nan for o in op.outputs if o.slot >= 0):
-        return Births((), (), ())
-    return trace_back(trace, read)
+    made = [range_of(trace, o) for o in op.outputs if o.slot >= 0]
+    if not any(one.has_nan for one in made):
+        read = [value for value in read if carries(trace, value)]
+    return trace_back(trace, read) if any(one.is_bad for one in made) else Births((), (), ())
 
 
 def _is_filled_in(trace: Trace, reader: int, value: Value) -> bool:

@@ -17,7 +17,7 @@ from functools import partial
 from torch import Tensor
 
 from nanstop.errors import ShortOfMemoryError
-from nanstop.localize import slicing
+from nanstop.localize import meant, slicing
 from nanstop.localize.absorbed import those_that_matter
 from nanstop.localize.constants import readers
 from nanstop.localize.exact import with_exact
@@ -211,6 +211,8 @@ def _wanted(recording: Recording, births: slicing.Births, absorbed: Iterable[int
     chosen = {*births.inf[:_MAX_DETAILS], *births.nan[:_MAX_DETAILS]}
     chosen |= {index for index, _ in births.external[:2] if index < num_ops}
     chosen |= {op.index for op in recording.trace.ops if op.raised}
+    hidden = meant.behind(recording.trace, births, min(births.nan, default=None))
+    chosen |= {hidden} if hidden is not None else set()
     for birth in absorbed:
         if len(chosen) < 3 * _MAX_DETAILS:
             chosen.add(birth)

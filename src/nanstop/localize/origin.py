@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
-from nanstop.localize import constants, dataflow, slicing
+from nanstop.localize import constants, dataflow, meant, slicing
 from nanstop.localize.positions import Grid, positions_that_fail
-from nanstop.localize.provenance import LOGARITHMS, Kinds, descents, kinds_of, named
+from nanstop.localize.provenance import LOGARITHMS, descents, kinds_of, named
 from nanstop.localize.slicing import range_of
 from nanstop.records import (
     FailureKey,
@@ -32,7 +32,6 @@ from nanstop.tracing.recorder import Op, Trace, Value
 
 _OUTSIDE = "the bad value was written outside any operation that torch dispatches"
 _OTHER_PATH = "the second recorded run took another path"
-_SIGNAL: Kinds = frozenset({"parameter", "state", "data"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ class FailureOrigin:
             return {}
         at = self.trace.ops[born].place
         births = (born, *self._births.inf, *self._births.nan)
-        there = [i for i in dict.fromkeys(births) if self.trace.ops[i].place == at]
+        there = [i for i in dict.fromkeys(births) if i >= born and self.trace.ops[i].place == at]
         seen = [(i, self._details[i]) for i in there if i in self._details]
         is_bad = (any(mask is not None for mask in one.bad) for _, one in seen)
         spots = {i: Spot(one.op, one.bad, one.read) for i, one in compress(seen, is_bad)}
@@ -164,7 +163,8 @@ class FailureOrigin:
         """Return the earliest birth that was not meant:
         a real infinity before the NaN it turned into.
 
-        An infinity that looks meant, and is all that a failing loss goes back to, was not.
+        An infinity that looks meant, and is all that a failing loss goes back to, was not, unless
+        it hid a choice that something else counts.
         """
         real = [i for i in self._births.inf if not self._is_meant(i)]
         if "loss" not in self.reaches and not self._error:
@@ -175,25 +175,16 @@ class FailureOrigin:
         placed = [i for i in self._births.inf if slicing.is_placed(self.trace.ops[i])]
         computed = [i for i in self._births.inf if i not in placed]
         spoiling = (computed or placed) if "loss" in self.reaches else []
-        born = min([*real, *self._births.nan] or spoiling, default=None)
+        born = min([*real, *self._births.nan], default=None)
+        if born not in real and ("loss" in self.reaches or self._error):
+            behind = meant.behind(self.trace, self._births, born)
+            born = behind if behind in self._details else born
+        if born is None:
+            born = min(spoiling, default=None)
         return dataflow.turned_over(self.trace, self._births, born)
 
     def _is_meant(self, index: int) -> bool:
-        """Return whether an op's infinities are the program's own: filled in, or part of a mask.
-
-        A mask is built of constants, positions and ids alone, or added to scores where it stands.
-        """
-        op = self.trace.ops[index]
-        edges = [range_of(self.trace, o) for o in op.outputs if o.slot >= 0]
-        if not edges or any(edge.has_nan for edge in edges):
-            return False
-        if slicing.is_placed(op):
-            return True
-        details = self._details.get(index)
-        if details is not None and details.masking:
-            return True
-        negative = all(edge.high != math.inf for edge in edges)
-        return negative and not self._made[index] & _SIGNAL
+        return meant.is_meant(self.trace, index, self._details, self._made)
 
     def _is_overflow(self, index: int) -> bool:
         details = self._details.get(index)
@@ -216,6 +207,7 @@ class FailureOrigin:
             vanished=self._vanished(event),
             is_written=constants.spells_constant(event),
             filled=next(map(self.event, dataflow.fills(self.trace, index)), None),
+            hidden=meant.hidden_choice(self.trace, index, self._details),
             **self._held(index),
             counted=self._counted(event),
         )

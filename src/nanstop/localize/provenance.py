@@ -55,6 +55,10 @@ _NORMS = frozenset(
 _ROOTS = frozenset({"sqrt", "rsqrt", "reciprocal"})
 _PROBABILITIES = frozenset({"_softmax", "softmax", "sigmoid"})
 _LOG_PROBABILITIES = frozenset({"_log_softmax", "log_softmax", "log_sigmoid_forward"})
+HIDE_LOWEST = _PROBABILITIES | _LOG_PROBABILITIES | {"logsumexp", "amax", "max"}
+"""Ops to which -Inf is a choice that is hidden: it has no part in what they make of the others."""
+HIDE_HIGHEST = frozenset({"amin", "min"})
+"""Ops to which Inf is."""
 LOGARITHMS = frozenset({"log", "log2", "log10", "log1p"})
 KEEPS = frozenset(
     {"_to_copy", "copy", "clone", "gather", "index", "index_select", "cat", "stack", "repeat"}
@@ -63,7 +67,7 @@ KEEPS = frozenset(
     | {"slice_scatter", "select_scatter", "expand_copy", "lift_fresh_copy", "neg", "_foreach_neg"}
     | {"repeat_interleave", "native_dropout", "take", "diag_embed", "_unsafe_index"}
 )
-_CHOOSES = frozenset({"gather", "index", "nll_loss_forward", "nll_loss2d_forward"})
+CHOOSES = frozenset({"gather", "index", "nll_loss_forward", "nll_loss2d_forward"})
 _MIXES = frozenset({"add", "sub", "rsub", "maximum", "minimum"})
 _ZERO_OR_ONE = _COMPARES | _FILLS | _ZEROS_AND_ONES
 _STAY_WHOLE = (KEEPS - {"native_dropout"}) | _SUMS - {"mean"} | _PRODUCTS | _MIXES | {"mul"}
@@ -309,7 +313,7 @@ _RULES: Mapping[frozenset[str], Callable[[OpInputs], Kinds]] = {
     _ROOTS: _rooted,
     _PROBABILITIES: _fixed("probability"),
     _LOG_PROBABILITIES: _fixed("log_probability"),
-    _CHOOSES: _picked,
+    CHOOSES: _picked,
     KEEPS: _kept,
     LOGARITHMS: _logarithm,
     frozenset({"exp"}): _exponential,

@@ -75,12 +75,14 @@ def light_stats(value: Value, seen: Range) -> TensorStats:
 @frozen
 class Births:
     """Where bad values began. ``nan``/``inf``: op indices;
-    ``external``: (first reader, value) written by no op.
+    ``external``: (first reader, value) written by no op; ``path``: the ops by which bad values
+    came from there to where they were looked for.
     """
 
     nan: tuple[int, ...]
     inf: tuple[int, ...]
     external: tuple[tuple[int, Value], ...]
+    path: tuple[int, ...] = ()
 
 
 def trace_back(trace: Trace, sinks: Iterable[Value]) -> Births:
@@ -106,7 +108,7 @@ def trace_back(trace: Trace, sinks: Iterable[Value]) -> Births:
             continue
         seen.add((index, lane))
         op = trace.ops[index]
-        poisoned = [v for v in _lane(op.inputs, lane) if _carries(trace, v)]
+        poisoned = [v for v in _lane(op.inputs, lane) if carries(trace, v)]
         makes_nan = op.raised or any(
             range_of(trace, value).has_nan for value in _lane(op.outputs, lane)
         )
@@ -126,10 +128,11 @@ def trace_back(trace: Trace, sinks: Iterable[Value]) -> Births:
         tuple(sorted(nan)),
         tuple(sorted(inf)),
         tuple(sorted(external.values(), key=lambda pair: pair[0])),
+        tuple(sorted({index for index, _ in seen})),
     )
 
 
-def _carries(trace: Trace, value: Value) -> bool:
+def carries(trace: Trace, value: Value) -> bool:
     """Return whether an operand brings a bad value in.
     A nameless number that no op made is the program's own.
     """
@@ -158,7 +161,7 @@ def read_late(trace: Trace, births: Births) -> frozenset[int]:
     """
     ops = trace.ops
     late = [i for i in (*births.inf, *births.nan) if ops[i].phase in _MADE_LATE]
-    bad = {i: [v for v in ops[i].inputs if _carries(trace, v)] for i in late}
+    bad = {i: [v for v in ops[i].inputs if carries(trace, v)] for i in late}
     read = {i: trace_back(trace, values).inf for i, values in bad.items()}
     lines = {ops[i].line for i in late}
 
@@ -187,6 +190,7 @@ def with_dropped(trace: Trace, births: Births) -> Births:
         tuple(sorted({*births.nan, *left_out.nan})),
         tuple(sorted({*births.inf, *left_out.inf})),
         tuple(sorted((*births.external, *left_out.external), key=lambda pair: pair[0])),
+        tuple(sorted({*births.path, *left_out.path})),
     )
 
 

@@ -16,7 +16,15 @@ from nanstop.records.values import (
     StepId,
     TensorStats,
 )
-from nanstop.records.vocabulary import SCHEMA, Confidence, Fidelity, Finiteness, Origin, Phase
+from nanstop.records.vocabulary import (
+    SCHEMA,
+    Confidence,
+    Fidelity,
+    Finiteness,
+    HiddenChoice,
+    Origin,
+    Phase,
+)
 
 
 @record
@@ -170,7 +178,9 @@ class Localization:
     exploded: OpEvent | None = None
     """The exponential whose result, multiplied on, left the format at the first bad op."""
     filled: OpEvent | None = None
-    """The fill by which the program wrote the infinity that the first bad op made NaN of."""
+    """The fill by which the program wrote the infinity that the first bad op was given."""
+    hidden: HiddenChoice = ""
+    """What the first bad op makes of choices that an infinity hides, where it is bad by them."""
     held_in: str = ""
     """The variable of the script, or the buffer, that has held that infinity since before the step;
     the one that holds a bad entry of the batch.

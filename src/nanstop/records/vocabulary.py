@@ -78,6 +78,10 @@ Descent = Literal[
     "ratio",
 ]
 """What a value was made from (the first five), and what it means by the operations that made it."""
+HiddenChoice = Literal["", "row", "chosen", "counted"]
+"""How what an infinity hides got into a result: nothing else is left in a row, it is what is picked
+from one, or one sums all.
+"""
 Confidence = Literal["certain", "likely", "possible"]
 ChangeKind = Literal[
     "raise_zeros", "fill_rows", "bound", "unmask", "supervise", "vary", "exponentiate"

@@ -152,3 +152,59 @@ def test_the_manual_interface_knows_it_too(tmp_path, monkeypatch):
     (report,) = written(tmp_path / "out")
     assert report.diagnoses[0].code == "NS306"
     assert all(p.isfinite().all() for p in net.parameters())
+
+
+NOISE = {
+    "after its clip": (
+        "",
+        "nn.utils.clip_grad_norm_(PARAMETERS, 1.0)\n    noise(opt)\n    opt.step()",
+    ),
+    "in a hook": ("opt.register_step_pre_hook(noise)", "opt.step()"),
+    "in a hook, after a clip": (
+        "opt.register_step_pre_hook(noise)",
+        "nn.utils.clip_grad_norm_(PARAMETERS, 1.0)\n    opt.step()",
+    ),
+    "in an optimizer around it": ("opt = Around(opt)", "opt.step()"),
+    "in its own step": (
+        "torch.optim.SGD(PARAMETERS, 0.05)\nopt = Own(PARAMETERS, 0.05)",
+        "opt.step()",
+    ),
+}
+NOISY = """
+def noise(opt, *_):
+    for p in opt.param_groups[0]["params"]:
+        p.grad.add_(torch.randn_like(p) * 0.01 * float("inf" if step == BAD else 1))
+class Around(torch.optim.Optimizer):
+    def __init__(self, inner):
+        self.inner = inner
+        super().__init__(inner.param_groups, inner.defaults)
+    def step(self):
+        noise(self)
+        self.inner.step()
+class Own(torch.optim.SGD):
+    def step(self):
+        noise(self)
+        super().step()
+{made}
+hooks = len(opt._optimizer_step_pre_hooks)
+for step in range(9):
+    x = torch.randn(8, 6)
+    opt.zero_grad()
+    F.mse_loss(net(x), x.sum(-1, keepdim=True)).backward()
+    {update}
+assert len(opt._optimizer_step_pre_hooks) == hooks
+"""
+
+
+@pytest.mark.parametrize(("made", "update"), NOISE.values(), ids=NOISE)
+def test_what_is_written_once_they_were_looked_at_is_seen(tmp_path, made, update):
+    source = HEAD + NOISY.format(made=made, update=update)
+    ending, (report,) = run(tmp_path, source)
+    assert report.diagnoses[0].code == "NS306"
+    assert all(p.isfinite().all() for p in ending["PARAMETERS"])
+    healthy = source.replace("step == BAD", "False")
+    (tmp_path / "healthy").mkdir()
+    watched, reports = run(tmp_path / "healthy", healthy)
+    assert reports == []
+    plain = run_script(tmp_path / "plain.py", healthy)
+    assert same(weights(watched), weights(plain))

@@ -72,7 +72,8 @@ class FirstUse(OwnMode):
         trains = torch.is_grad_enabled() and module.training
         if trains and any(p.requires_grad for p in module.parameters()):
             self._loops()
-        return type(module).__call__(module, *args, **kwargs)
+        # Not by its class, whose own `__call__` may have come this far by now.
+        return nn.Module.__call__(module, *args, **kwargs)
 
     def end(self) -> None:
         """See no more, and come off the stack, if that is possible now."""

@@ -18,6 +18,7 @@ from nanstop.hosts.loop.step import UnseenMicro
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.asks import Asks
 from nanstop.hosts.script.judge import Judge
+from nanstop.hosts.script.own_calls import InnerCall, calls_itself
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import NO_MODEL
 from nanstop.hosts.script.window import (
@@ -86,8 +87,12 @@ class Calls:
         watched = self._state.idle or self._state.takes_over(module)
         if watched and torch.is_grad_enabled() and is_trainable(module):
             self._state.claim()
+            is_within = calls_itself(type(module))
             self._table.replace(type(module), "__call__", self.call)
-            return type(module).__call__(module, *args, **kwargs)
+            if not is_within:
+                return type(module).__call__(module, *args, **kwargs)
+            again = InnerCall(original, on_one_rank(module))
+            return self._called(partial(original, module), module, args, kwargs, again=again)
         if watched and torch.is_grad_enabled() and has_buffers(module):
             self._state.begin_window().follow(module, self._state.buffers)
         if watched and not torch.is_grad_enabled():

@@ -107,6 +107,20 @@ class Judge:
         self.came_to_another_sink()
         self.judge(parameters, norm, optimizer, can_redo=False)
 
+    def judge_rewritten(self, parameters: Sequence[Tensor], optimizer: Optimizer) -> None:
+        """Judge gradients once more to which the script has written since they were found finite,
+        if they are no longer. Synchronises the device. Errors: ``TrainingStopped``.
+        """
+        window = self._state.window
+        if window.failed or not window.judged.issuperset(map(id, parameters)):
+            return
+        with self._state.pause(), torch.no_grad():
+            norm = norm_here(parameters)
+            is_bad = window.is_bad(norm, parameters)
+        if is_bad:
+            window.judged.difference_update(map(id, parameters))
+            self.judge(parameters, norm, optimizer, can_redo=False)
+
     def came_to_another_sink(self) -> None:
         """Have the set-up looked at anew if gradients were clipped in the first window before they
         came to what has noted itself last in ``sinks``.

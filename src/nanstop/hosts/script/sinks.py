@@ -25,13 +25,14 @@ from torch.optim.optimizer import (
 
 from nanstop.detect.empty_clips import EmptyClips
 from nanstop.detect.sentinel import norm_here
-from nanstop.hosts.loop.held_update import is_called_by_its_own
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.judge import Judge
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.updates.awaited import Awaited
 from nanstop.hosts.script.updates.closures import Closures, OpenUpdate
-from nanstop.hosts.script.window import clip_norm, norm_of
+from nanstop.hosts.script.updates.open_updates import OpenUpdates
+from nanstop.hosts.script.updates.own_hooks import OwnHooks
+from nanstop.hosts.script.window import clip_by, clip_norm, norm_of
 from nanstop.hosts.sharded.engine import Engine, engine_class
 from nanstop.numerics.trained import gradients_held, held_by
 from nanstop.tracebacks import passes_through
@@ -59,12 +60,11 @@ class Sinks:
         self._judge = judge
         self._table = table
         self._take_asked = take_asked
-        self._open: list[OpenUpdate] = []
-        self._inherits = False
-        """Whether a step has called that of a class above its own."""
         self._closures = Closures()
+        self._open = OpenUpdates(self._closures)
         self._empty_clips = EmptyClips()
         self._in_scaler = False
+        self._own_hooks = OwnHooks(self._look_inside)
 
     def install(self) -> None:
         """Replace torch's functions in the table."""
@@ -136,7 +136,7 @@ class Sinks:
         self._state.window.note_clip(parameters, again)
         norm = measure()
         if norm is not None and not error_if_nonfinite:
-            clip = partial(_clip_by, parameters, max_norm, foreach)
+            clip = partial(clip_by, parameters, max_norm, foreach)
             if self._judge.awaited.clipped(parameters, norm, measure, clip):
                 self._state.mark_gradients()
                 return norm
@@ -147,7 +147,7 @@ class Sinks:
             raises = error_if_nonfinite and not self._state.window.vetoed
             norm = original(parameters, max_norm, norm_type, raises, foreach)
         else:
-            _clip_by(parameters, max_norm, foreach, norm)
+            clip_by(parameters, max_norm, foreach, norm)
         self._state.mark_gradients()
         return norm
 
@@ -233,32 +233,35 @@ class Sinks:
 
         An optimizer's pre-hook.
         """
-        if not self._state.idle or (self._open and self._is_inherited(optimizer)):
+        if not self._state.idle:
             return None
+        if self._open.updates and self._open.begins_inherited(optimizer):
+            self._look_inside(optimizer)
+            return None
+        has_hooks = bool(optimizer._optimizer_step_pre_hooks)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        may_wait = closure is None and not has_hooks
         awaited = self._judge.awaited.present
         if awaited is not None:
-            is_plain = closure is None and len(args) <= 2
-            awaited = self._judge.awaited.of(optimizer, is_plain=is_plain)
+            awaited = self._judge.awaited.of(optimizer, is_plain=may_wait and len(args) <= 2)
         if callable(closure):
             self._state.set_aside()
         else:
             self._take_asked(partial(held_by, optimizer))
             self._state.stop_expecting()
         self._state.ignore_writes()
-        self._state.begin_sink()
-        update, outer = self._begun(optimizer), self._outer()
-        self._open.append(update)
+        is_rewritten = self._state.begin_sink()
+        update, outer = self._open.begin(optimizer)
         if callable(closure):
             return self._with_closure(update, closure, args, kwargs)
         if outer is not None and outer.failed is not None:
             return None
-        window, held = self._state.window, held_by(optimizer)
-        if not self._in_scaler and window.let_go_of_scaler(held) and window.judged:
-            self._judge.judge_again(held, norm_here(held), optimizer)
+        held = held_by(optimizer)
+        self._look_again(held, optimizer, is_rewritten=is_rewritten)
+        window = self._state.window
         if self._judge.controller.session is None:
             window.updated_at = user_line()
-        awaited = awaited or self._judge_unseen(held, optimizer, may_wait=closure is None)
+        awaited = awaited or self._judge_unseen(held, optimizer, may_wait=may_wait)
         if awaited is not None:
             update.awaited = awaited
             awaited.gated.begin()
@@ -266,10 +269,27 @@ class Sinks:
             update.held.take(held)
             update.held.hold_step()
         if not (window.vetoed or window.failed):
-            if self._state.accounts.is_looking:
-                self._state.account(self._state.accounts.updating, optimizer, user_line())
-            self._judge.learned(clipping=self._empty_clips.updating(optimizer))
+            self._account(optimizer)
+        if has_hooks:
+            self._own_hooks.begin(optimizer)
+            self._state.watch_writes()
         return None
+
+    def _account(self, optimizer: Optimizer) -> None:
+        """Note what an update that is made is made of."""
+        if self._state.accounts.is_looking:
+            self._state.account(self._state.accounts.updating, optimizer, user_line())
+        self._judge.learned(clipping=self._empty_clips.updating(optimizer))
+
+    def _look_again(
+        self, held: Sequence[Tensor], optimizer: Optimizer, *, is_rewritten: bool
+    ) -> None:
+        """Have gradients judged once more that an earlier sink saw, where they are others now."""
+        window = self._state.window
+        if not self._in_scaler and window.let_go_of_scaler(held) and window.judged:
+            self._judge.judge_again(held, norm_here(held), optimizer)
+        elif is_rewritten:
+            self._judge.judge_rewritten(held, optimizer)
 
     def _with_closure(
         self, update: OpenUpdate, closure: Callable[..., Any], args: Any, kwargs: Any
@@ -303,13 +323,15 @@ class Sinks:
         """Put held back gradients where the script left them; an optimizer's post-hook."""
         if self._state.in_backward:
             self._state.updated_inside.append(optimizer)
-        if not self._state.idle or (self._inherits and self._inherited_ended(optimizer)):
+        if not self._state.idle or (self._open.inherits and self._open.ends_inherited(optimizer)):
             return
-        update = self._ended(optimizer)
+        if optimizer._optimizer_step_pre_hooks:
+            self._own_hooks.end(optimizer)
+        update = self._open.end(optimizer)
         update.held.give_back()
         if update.awaited is not None:
             self._judge.awaited.landed(update.awaited, optimizer)
-        outer = self._outer()
+        outer = self._open.outer
         if self._in_scaler or (outer is not None and outer.failed is not None):
             return
         try:
@@ -319,49 +341,17 @@ class Sinks:
             self._judge.ended(optimizer)
         self._state.watch_writes()  # to the weights, until the next forward
 
-    def _is_inherited(self, optimizer: Optimizer) -> bool:
-        """Return whether an optimizer's step has called that of a class which its own inherits
-        from: torch has wrapped both where it has met instances of both.
-        """
-        update = next((one for one in self._open if one.optimizer is optimizer), None)
-        if update is None or not is_called_by_its_own(optimizer):
-            return False
-        update.num_inside += 1
-        self._inherits = True
-        return True
-
-    def _inherited_ended(self, optimizer: Optimizer) -> bool:
-        update = next((one for one in self._open if one.optimizer is optimizer), None)
-        if update is None or not update.num_inside:
-            return False
-        update.num_inside -= 1
-        return True
-
-    def _begun(self, optimizer: Optimizer) -> OpenUpdate:
-        """Return an update that begins; one of this optimizer that never ended has raised."""
-        places = [at for at, one in enumerate(self._open) if one.optimizer is optimizer]
-        raised = self._open[places[0] if places else len(self._open) :]
-        for one in raised:
-            one.held.give_back_step()
-            if one.awaited is not None:
-                one.awaited.gated.end()
-        del self._open[len(self._open) - len(raised) :]
-        outer = self._outer()
-        if outer is not None:
-            self._closures.begin_inside(outer, optimizer)
-        return OpenUpdate(optimizer)
-
-    def _ended(self, optimizer: Optimizer) -> OpenUpdate:
-        """Return the update that has ended, and let go of it; one that began unseen is new."""
-        places = [at for at, one in enumerate(self._open) if one.optimizer is optimizer]
-        update = self._open[places[-1]] if places else OpenUpdate(optimizer)
-        del self._open[places[-1] if places else len(self._open) :]
-        return update
-
-    def _outer(self) -> OpenUpdate | None:
-        """Return the update that makes others by itself now, None where none does."""
-        latest = self._open[-1] if self._open else None
-        return latest if latest is not None and not latest.evaluates else None
+    def _look_inside(self, optimizer: Optimizer) -> None:
+        """Look again, inside an update, at gradients that the script has written to in it."""
+        self._state.ignore_writes()
+        update = self._open.of(optimizer)
+        if update is None or not self._state.idle or not self._state.look_for_writes():
+            return
+        self._judge.judge_rewritten(held := held_by(optimizer), optimizer)
+        if self._state.window.vetoed:
+            update.held.take(held)
+            if not update.num_inside:
+                update.held.hold_step()
 
     def _evaluate(
         self, closure: Callable[..., Any], update: OpenUpdate, *args: Any, **kwargs: Any
@@ -385,9 +375,3 @@ class Sinks:
             update.held.take(parameters)
         window.closed = True
         return result
-
-
-def _clip_by(
-    parameters: Sequence[Tensor], max_norm: float, foreach: bool | None, norm: Tensor
-) -> None:
-    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach)

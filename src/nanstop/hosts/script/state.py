@@ -213,19 +213,22 @@ class LoopState:
         window = self.window
         window.gradients = self._marks.of_gradients(window.roots.values())
 
-    def look_for_writes(self) -> None:
-        """Look whether the script itself has written to gradients since they were marked."""
+    def look_for_writes(self) -> bool:
+        """Return whether the script itself has written to gradients since they were marked."""
         window, accounts = self.window, self.accounts
-        if window.is_rewritten or window.gradients is None or window.closed:
-            return
+        is_known = window.is_rewritten and not window.judged  # by a sink that has marked them anew
+        if is_known or window.gradients is None or window.closed:
+            return False
         differ = self._marks.of_gradients(window.roots.values()) != window.gradients
-        window.is_rewritten = differ or accounts.are_written
+        window.is_rewritten |= differ or accounts.are_written
         accounts.are_written |= differ
+        return differ
 
-    def begin_sink(self) -> None:
-        """Look at the gradients that the script is about to unscale, clip or apply."""
-        self.look_for_writes()
+    def begin_sink(self) -> bool:
+        """Do so with the gradients that the script is about to unscale, clip or apply."""
+        is_rewritten = self.look_for_writes()
         self.account(self.accounts.sinking)
+        return is_rewritten
 
     def stop_expecting(self) -> None:
         """Record nothing while the gradients come to an update."""
@@ -386,10 +389,7 @@ class LoopState:
 
     @contextmanager
     def inside_backward(self) -> Iterator[None]:
-        """Leave everything to torch inside.
-
-        ``updated_inside`` are optimizers that hooks on gradients call there.
-        """
+        """Leave all to torch inside; ``updated_inside``: optimizers that hooks call there."""
         self.updated_inside.clear()
         self.in_backward = True
         try:

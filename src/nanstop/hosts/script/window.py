@@ -365,3 +365,10 @@ def read_by(micro: TapedMicro, models: Iterable[nn.Module]) -> list[nn.Module]:
     held = (one.tensor for call in micro.tape.needed() for one in call.held(Constant))
     read = set(map(id, held))
     return [one for one in models if any(id(p) in read for p in one.parameters())]
+
+
+def clip_by(
+    parameters: Sequence[Tensor], max_norm: float, foreach: bool | None, norm: Tensor
+) -> None:
+    """Clip gradients by the norm that they have, as ``clip_grad_norm_`` does."""
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach)

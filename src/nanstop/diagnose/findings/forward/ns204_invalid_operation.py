@@ -11,8 +11,10 @@ from rounding (a difference of equal numbers that is -1e-9 instead of 0: sqrt(-1
 empty selections, and from data that the formula never met. More bits do not help: float64 returns
 the same. So is 0 x Inf: a choice that a mask of -Inf forbids has the probability 0 and the
 log-probability -Inf, and their product, in an entropy say, is NaN. With -1e4 in its place it is 0;
-that is proven where -2e4 gives the same loss and gradients. A CTC loss is Inf for a text that its
-frames cannot spell. A missing value that is marked by NaN is not left out by a product with 0.
+that is proven where -2e4 gives the same loss and gradients. A row that a mask of -Inf hides in full
+has the logsumexp -Inf, and label smoothing counts each choice, the hidden ones too. A CTC loss is
+Inf for a text that its frames cannot spell. A missing value that is marked by NaN is not left out
+by a product with 0.
 
 ## Example
 ```python
@@ -54,8 +56,19 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.candidates import at_the_line, finite_entry, left_out
+from nanstop.diagnose.evidence.candidates import (
+    Candidates,
+    at_the_line,
+    finite_entry,
+    left_out,
+    without_rows,
+)
 from nanstop.diagnose.evidence.descent import Operand, zero_divisor
+from nanstop.diagnose.evidence.hidden_choices import (
+    hidden_advice,
+    hidden_cause,
+    hidden_title,
+)
 from nanstop.diagnose.evidence.reading import (
     WRITTEN,
     fails_in_loss,
@@ -125,11 +138,20 @@ def check(evidence: Evidence) -> Diagnosis | None:
             *((_LEAVE_OUT,) if _does_not_fit(event) else ()),
         ),
         confidence="likely" if untested else "certain",
-        # What is not 0 has no quotient by 0 that could be meant: the number itself is wrong.
-        remedies=() if _over_the_number_0(event) else at_the_line(evidence),
-        usual_cure=_KEEP_FROM_0 if _over_the_number_0(event) else "",
+        remedies=_remedies(evidence, event),
+        usual_cure=_KEEP_FROM_0 if _over_the_number_0(event) else hidden_advice(evidence),
         where=event.module,
     )
+
+
+def _remedies(evidence: Evidence, event: OpEvent) -> Candidates:
+    """Return what may cure the line. What is not 0 has no quotient by 0 that could be meant, and of
+    what is hidden no result: the number, or the mask, itself is wrong.
+    """
+    if _over_the_number_0(event):
+        return ()
+    is_hidden = bool(hidden_advice(evidence)) and not any(one.nan for one in event.outputs)
+    return without_rows(evidence) if is_hidden else at_the_line(evidence)
 
 
 def _left_out_late(evidence: Evidence, name: str) -> Diagnosis:
@@ -222,7 +244,9 @@ def _writing_line(evidence: Evidence) -> tuple[str, ...]:
 
 def _title(evidence: Evidence, event: OpEvent, written: str) -> str:
     # A function that a line calls may write it: `torch.logdet` of a determinant below 0.
-    found = evidence.localization
+    found, hidden = evidence.localization, hidden_title(evidence, event)
+    if hidden:
+        return hidden
     if not written or found is None or "loss" not in found.reaches:
         return f"`{op_name(event.op)}` is undefined for its inputs"
     if not found.is_written and found.made is None:
@@ -247,8 +271,8 @@ def _made(evidence: Evidence, event: OpEvent, output: TensorStats, written: str)
     outside = _outside(event) if output.nan and not given else ""
     if outside:
         return f"{kind} from {outside}"
-    if _does_not_fit(event):
-        return f"{kind}: {_NO_PATH}"
+    if _does_not_fit(event) or hidden_cause(evidence):
+        return f"{kind}: {hidden_cause(evidence) or _NO_PATH}"
     return f"{kind} from an Inf that it reads" if given else _of_finite(event, kind)
 
 

@@ -86,3 +86,43 @@ def test_nothing_hears_of_the_trial():
     assert heard == []
     assert torch.equal(state, torch.get_rng_state())
     assert not optimizer.state
+
+
+HELD, COUNTED = [torch.nn.Parameter(torch.ones(2, 2))], 0
+
+
+class ReachesFurther(torch.optim.Optimizer):
+    """Writes to more than its groups hold. ``how``: to what."""
+
+    def __init__(self, params, how):
+        super().__init__(params, {"lr": 1e-3, "how": how})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        global COUNTED
+        COUNTED += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["lr"] * p.grad.sign())
+            if group["how"] == "weights":
+                torch._foreach_mul_(HELD, 0.5)
+            elif group["how"] == "gradients":
+                for p in HELD:
+                    p.grad.data /= 2.0
+            elif group["how"] == "lets go":
+                for p in HELD:
+                    p.grad = None
+
+
+@pytest.mark.parametrize(
+    ("how", "length"), [("", 1.0), ("weights", None), ("gradients", None), ("lets go", 1.0)]
+)
+def test_a_step_of_a_scripts_own_changes_nothing_of_the_run(how, length):
+    (held,) = HELD
+    held.grad = torch.full((2, 2), 3.0)
+    found = measured(ReachesFurther(HELD, how))
+    assert found == (length and StepPerRate(length=length))
+    assert held.equal(torch.ones(2, 2))
+    assert held.grad is not None
+    assert held.grad.equal(torch.full((2, 2), 3.0))
+    assert (held._version, held.grad._version, COUNTED) == (0, 0, 0)

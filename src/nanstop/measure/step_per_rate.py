@@ -10,14 +10,18 @@ the weights are.
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from nanstop.measure.own_memory import leaving_no_trace
+from nanstop.own_code import is_of_library
 from nanstop.records import StepPerRate
 from nanstop.replay.conditions import unheard
 from nanstop.replay.rng import rng_kept
@@ -47,10 +51,11 @@ def step_per_rate(kind: type[Optimizer], options: Mapping[str, Any]) -> StepPerR
     that depends on the gradient, or cannot be tried.
 
     ``options``: of one of its groups, or what it is made with. Takes 5 ms on the host; no
-    constructor runs, no hook hears of it, and no random number is drawn.
+    constructor runs, no hook hears of it, no random number is drawn, and a script's own step writes
+    to nothing of the run.
     """
     try:
-        with rng_kept(), unheard(), torch.enable_grad():
+        with rng_kept(), unheard(), torch.enable_grad(), _harmless(kind, options):
             usual, heavier, *others = (_last_step(kind, options, **trial) for trial in _TRIALS)
     except Exception:  # code of any library on a matrix that it was not made for
         return None
@@ -71,7 +76,7 @@ def sums_of_squares(kind: type[Optimizer], options: Mapping[str, Any]) -> frozen
     of it, and no random number is drawn.
     """
     try:
-        with rng_kept(), unheard(), torch.enable_grad():
+        with rng_kept(), unheard(), torch.enable_grad(), _harmless(kind, options):
             one, other = (_state(kind, options, sign) for sign in (1.0, -1.0))
     except Exception:  # code of any library on a matrix that it was not made for
         return frozenset()
@@ -134,13 +139,26 @@ def _stepped(
     """Return a copy of an optimizer that has made a step of ``matrix`` by each of these gradients,
     without its constructor and hooks. Raises what its code raises.
     """
-    optimizer = _unbuilt(kind, options, matrix)
-    step: Any = kind.step
-    own = step.__wrapped__ if hasattr(step, "hooked") else step
+    optimizer, own = _unbuilt(kind, options, matrix), _own_step(kind)
     for gradient in gradients:
         matrix.grad = gradient
         own(optimizer)
     return optimizer
+
+
+def _own_step(kind: type[Optimizer]) -> Any:
+    step: Any = kind.step
+    return step.__wrapped__ if hasattr(step, "hooked") else step
+
+
+def _harmless(kind: type[Optimizer], options: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Have a step that a script spells itself change nothing of the run: it may reach for more than
+    its groups.
+    """
+    own = inspect.unwrap(kind.step)  # of `torch.no_grad`, too, whose module is torch's
+    if is_of_library(own):
+        return nullcontext()
+    return leaving_no_trace(own, [p for p in options.get("params", ()) if isinstance(p, Tensor)])
 
 
 def _unbuilt(kind: type[Optimizer], options: Mapping[str, Any], matrix: Tensor) -> Optimizer:

@@ -51,8 +51,8 @@ def step_per_rate(kind: type[Optimizer], options: Mapping[str, Any]) -> StepPerR
     that depends on the gradient, or cannot be tried.
 
     ``options``: of one of its groups, or what it is made with. Takes 5 ms on the host; no
-    constructor runs, no hook hears of it, no random number is drawn, and a script's own step writes
-    to nothing of the run.
+    constructor runs, no hook hears of it, no random number is drawn, and a script's own step leaves
+    all tensors and the names of its module as they are, and the gradients of ``params``.
     """
     try:
         with rng_kept(), unheard(), torch.enable_grad(), _harmless(kind, options):
@@ -139,20 +139,17 @@ def _stepped(
     """Return a copy of an optimizer that has made a step of ``matrix`` by each of these gradients,
     without its constructor and hooks. Raises what its code raises.
     """
-    optimizer, own = _unbuilt(kind, options, matrix), _own_step(kind)
+    optimizer = _unbuilt(kind, options, matrix)
+    step: Any = kind.step
+    own = step.__wrapped__ if hasattr(step, "hooked") else step
     for gradient in gradients:
         matrix.grad = gradient
         own(optimizer)
     return optimizer
 
 
-def _own_step(kind: type[Optimizer]) -> Any:
-    step: Any = kind.step
-    return step.__wrapped__ if hasattr(step, "hooked") else step
-
-
 def _harmless(kind: type[Optimizer], options: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Have a step that a script spells itself change nothing of the run: it may reach for more than
+    """Have a step that a script spells itself leave the run as it is: it may reach for more than
     its groups.
     """
     own = inspect.unwrap(kind.step)  # of `torch.no_grad`, too, whose module is torch's

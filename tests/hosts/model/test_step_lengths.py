@@ -172,3 +172,28 @@ def test_weights_are_looked_at_in_a_sample():
     assert longest_step(StepPerRate(length=1.0), []) is None
     meta = nn.Parameter(torch.empty(4, 4, device="meta"))
     assert longest_step(StepPerRate(length=1.0), [{"params": [meta], "lr": 0.1}]) is None
+
+
+LETS_GO = """
+class LetsGo(torch.optim.Optimizer):
+    def step(self, closure=None):
+        taken = [(p, p.grad) for p in net.parameters()]
+        for p, _ in taken:
+            p.grad = None
+        with torch.no_grad():
+            for p, gradient in taken:
+                if gradient is not None:
+                    p.sub_(0.01 * gradient)
+
+
+net = mlp(8)
+optimizer = LetsGo([{"params": [p]} for p in net.parameters()], {})
+"""
+
+
+def test_gradients_of_each_group_are_what_they_were(tmp_path):
+    source = HEAD + LETS_GO + TRAIN
+    plain = run_script(tmp_path / "plain.py", source)
+    session = opener(Policy(), Store(tmp_path / "out"), lambda _: None)
+    watched = run_script(tmp_path / "watched.py", source, session)
+    assert all(map(torch.equal, plain["net"].parameters(), watched["net"].parameters()))

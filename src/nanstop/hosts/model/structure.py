@@ -23,6 +23,7 @@ from nanstop.measure.step_per_rate import step_per_rate, sums_of_squares
 from nanstop.numerics.modules import packed_bits, tied_groups
 from nanstop.numerics.optimizer_state import innermost, state_faults
 from nanstop.numerics.token_rows import MIN_ROWS, row_blocks, row_norms, token_rows
+from nanstop.numerics.trained import held_by
 from nanstop.numerics.weights import longest_step, odd_weights, param_groups
 from nanstop.records import OptimizerFacts, TextFacts, TokenRows
 from nanstop.replay.step import ModelView, scale_of
@@ -127,8 +128,9 @@ def _optimizer(
     bits = getattr(getattr(optimizer, "args", None), "optim_bits", None)
     betas = group.get("betas")
     kind = type(innermost(optimizer))
-    per_rate = step_per_rate(kind, group)
-    squares = sums_of_squares(kind, group) if getattr(optimizer, "state", None) else frozenset()
+    tried = group | {"params": held_by(optimizer)}  # of all groups: a step may reach for them
+    per_rate = step_per_rate(kind, tried)
+    squares = sums_of_squares(kind, tried) if getattr(optimizer, "state", None) else frozenset()
     return OptimizerFacts(
         name=name,
         lr=_number(group.get("lr")),

@@ -17,8 +17,7 @@ MOST_LINES = 3
 class WeightWrites:
     """The lines that were seen to write to each weight, the first that were.
 
-    ``are_any``: whether a sample of the weights has shown that something writes to them. Whether
-    lines were looked for since is the caller's.
+    ``are_any``: whether a sample of the weights has shown that something writes to them.
     """
 
     def __init__(self) -> None:

@@ -221,8 +221,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return _paired(evidence, first)
     if first.given in _INSTEAD:
         return _measured(evidence, first)
-    if first.given in ("beyond", "blanks"):
-        return (_beyond if first.given == "beyond" else _blanks)(evidence, first)
+    of_targets = {"beyond": _beyond, "blanks": _blanks}.get(first.given)
+    if of_targets is not None:
+        return of_targets(evidence, first)
     return Diagnosis(
         code="NS118",
         title=f"`{op_name(first.op)}` is fed with {_given(first)}",

@@ -58,3 +58,40 @@ def test_functions_of_a_script_are_called_as_ever():
     finally:
         table.undo()
     assert (kinds, x.grad.tolist()) == ([Twice], [2.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "given"),
+    [
+        (torch.nn.Module, "load_state_dict", {"state_dict": {}}),
+        (torch.Tensor, "register_hook", {"hook": print}),
+        (torch.amp.GradScaler, "unscale_", {"optimizer": 3}),
+    ],
+)
+def test_what_is_given_by_name_comes_to_its_place(owner, name, given):
+    seen, table = [], Table()
+    table.replace(owner, name, lambda _, own, given, **rest: seen.append((own, given, rest)))
+    try:
+        getattr(owner, name)(1, **given)
+        getattr(owner, name)(2, *given.values(), other=4)
+    finally:
+        table.undo()
+    (value,) = given.values()
+    assert seen == [(1, value, {}), (2, value, {"other": 4})]
+
+
+def test_a_backward_whose_loss_is_given_by_name():
+    weight, seen, table = torch.ones(2, requires_grad=True), [], Table()
+
+    def stand_in(original, loss, *args, **kwargs):
+        seen.append(loss)
+        return original(loss, *args, **kwargs)
+
+    table.replace(torch.autograd, "backward", stand_in)
+    loss = weight.sum()
+    try:
+        torch.autograd.backward(grad_tensors=None, tensors=loss)
+    finally:
+        table.undo()
+    assert seen[0] is loss
+    assert weight.grad.tolist() == [1.0, 1.0]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
 from types import ClassMethodDescriptorType
 from typing import Any
 
@@ -26,7 +27,8 @@ class Table:
 
         Once for each attribute.
 
-        Of a class method, both get the class as their first argument.
+        Of a class method, both get the class as their first argument. What ``stand_in`` has a
+        place for it gets by its place, as a script may give it by the original's name.
         ``also``: further owners of the same function, which get the same replacement.
         """
         if (id(owner), name) in self._replaced:
@@ -36,9 +38,12 @@ class Table:
 
         of_class = isinstance(original, (classmethod, ClassMethodDescriptorType))
         called = _taking_the_class(original) if of_class else original
+        num_places = sum(one.default is one.empty for one in _places(stand_in)) - 1
 
         @functools.wraps(getattr(original, "__func__", original))
         def replacement(*args: Any, **kwargs: Any) -> Any:
+            if kwargs and len(args) < num_places:
+                args, kwargs = _by_place(original, num_places, args, kwargs)
             return stand_in(called, *args, **kwargs)
 
         for each in (owner, *also):
@@ -65,6 +70,30 @@ class Table:
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
+
+
+def _by_place(
+    original: Callable[..., Any], num_places: int, args: tuple[Any, ...], named: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments, those of the first places that were given by the original's names moved to
+    their places.
+    """
+    others = dict(named)
+    for place in _places(original)[len(args) : num_places]:
+        if place.name not in others:
+            break
+        args = (*args, others.pop(place.name))
+    return args, others
+
+
+def _places(function: Callable[..., Any]) -> list[Parameter]:
+    """Return what a function can be given by place, nothing of one without a signature."""
+    try:
+        parameters = signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    return [one for one in parameters if one.kind in kinds]
 
 
 def _taking_the_class(method: Any) -> Callable[..., Any]:

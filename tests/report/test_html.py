@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
@@ -178,6 +179,23 @@ def test_drawing_does_not_change_how_a_process_imports():
         "from importlib.metadata import version; assert version('jinja2')"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+@pytest.mark.parametrize("kind", ["_py_etree", "_lxml_etree"])
+def test_a_chart_is_drawn_with_the_elements_of_either_library(kind, monkeypatch):
+    lines = (("lr", ((0, 1.0), (1, 2.0), (2, None), (3, 1.5))), ("nonfinite", ((2, 1.0),)))
+    chart = Chart(name="a", title="A & b", described="<", lines=lines)
+    expected = _elements(drawn(chart))
+    etree = sys.modules["pygal.etree"].etree  # a process draws with lxml where it is installed
+    monkeypatch.setattr(etree, "lxml", kind == "_lxml_etree")
+    monkeypatch.setattr(etree, "_etree", getattr(etree, kind))
+    assert _elements(drawn(chart)) == expected
+    assert ("title", {"id": "a-title"}, "A & b") in expected
+
+
+def _elements(svg):
+    found = ElementTree.fromstring(svg).iter()
+    return [(one.tag.partition("}")[2], dict(one.attrib), one.text) for one in found]
 
 
 def _environment():

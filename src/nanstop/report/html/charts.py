@@ -208,7 +208,7 @@ DOTS = ("nonfinite",)
 
 def _plain(root: Any, chart: Chart, kinds: Sequence[str]) -> str:
     """Return what pygal drew without its scripts, styles and comments, named for screen readers."""
-    from xml.etree import ElementTree
+    from pygal.etree import etree  # lxml's elements where a script has it
 
     for parent in list(root.iter()):
         for child in list(parent):
@@ -227,10 +227,10 @@ def _plain(root: Any, chart: Chart, kinds: Sequence[str]) -> str:
     root.set("role", "img")
     root.set("aria-labelledby", " ".join(labels))
     for at, (label, text) in enumerate(zip(labels, (chart.title, chart.described), strict=True)):
-        element = ElementTree.Element("title" if at == 0 else "desc", {"id": label})
+        element = etree.Element("title" if at == 0 else "desc", {"id": label})
         element.text = text
         root.insert(at, element)
-    return ElementTree.tostring(root, encoding="unicode")
+    return etree.tostring(root, encoding="unicode")
 
 
 def _rounded(found: re.Match[str]) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.detect.sentinel import norm_of_gradients
+from nanstop.hosts.lightning.fabric import inside_fabric
 from nanstop.hosts.loop.step import Micro
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.patch_table import Table
@@ -291,10 +292,10 @@ def on_one_rank(module: nn.Module) -> nn.Module:
 
 
 def inner_module(module: nn.Module) -> nn.Module:
-    """Return the module that the script wrote, inside DDP, an engine and ``torch.compile``:
-    findings name its parts.
+    """Return the module that the script wrote, inside DDP, an engine, Fabric's wrapper and
+    ``torch.compile``: findings name its parts.
     """
-    module = on_one_rank(module)
+    module = inside_fabric(on_one_rank(module))
     compiled = module._modules.items()  # TorchScript holds them in no dict
     return next(
         (part for name, part in compiled if name == "_orig_mod" and part is not None), module

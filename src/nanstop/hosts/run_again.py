@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nanstop.hosts import state_diff
-from nanstop.hosts.lightning.fabric import without_fabrics_hooks
+from nanstop.hosts.fabric import without_fabrics_hooks
 from nanstop.hosts.script_objects import script_objects_kept
 from nanstop.replay.borrowed import Borrowed
 from nanstop.replay.conditions import frames_ended, unspoken

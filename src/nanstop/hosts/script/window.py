@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.detect.sentinel import norm_of_gradients
-from nanstop.hosts.lightning.fabric import inside_fabric
+from nanstop.hosts.fabric import inside_fabric
 from nanstop.hosts.loop.step import Micro
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.patch_table import Table

@@ -16,8 +16,9 @@ _PACKAGES = ("lightning.fabric", "lightning_fabric")
 
 def inside_fabric(module: nn.Module) -> nn.Module:
     """Return the module that the script gave to ``Fabric.setup``, or the module itself."""
+    wrapped: Any = module
     is_wrapper = any(isinstance(module, kind) for kind in _wrappers())
-    return module._original_module if is_wrapper else module
+    return wrapped._original_module if is_wrapper else module
 
 
 @contextmanager

@@ -146,6 +146,36 @@ def test_a_model_that_reads_all_tokens_may_be_asked_for_its_own():
     assert given(shifted(0), Causal(whole=True)) == []
 
 
+class Pooled(nn.Module):
+    """The mean of what each text has, of a table of tokens and one of places."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.places = nn.Embedding(32, 8), nn.Embedding(16, 8)
+
+    def forward(self, ids, lengths):
+        h = self.table(ids) + self.places(torch.arange(ids.shape[1])[None])
+        kept = (torch.arange(ids.shape[1]) < lengths[:, None])[..., None]
+        return F.normalize((h * kept).sum(1), dim=-1)
+
+
+@pytest.mark.parametrize("num", [8, 12])
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_texts_that_are_numbered_are_no_places_that_are_counted(num, is_sorted):
+    """A text is held against all of the batch: that it is the third is no token at place 3."""
+    lengths = torch.tensor([6, 10, 4, 8, 7, 9, 5, 10, 6, 7, 10, 8])[:num]
+    lengths = lengths.clamp(min=6).sort().values if is_sorted else lengths
+    ids = torch.randint(2, 32, (num, 10), generator=torch.Generator().manual_seed(1))
+
+    def loss(m, b):
+        scores = m(b["ids"], lengths) @ m(b["ids"].flip(1), lengths).T * 20
+        return F.cross_entropy(scores, torch.arange(num))
+
+    step = FnStep(Pooled(), loss, [{"ids": ids}])
+    assert [row.given for row in at_once(step)["objective"]] == []
+
+
 def test_each_line_that_shifts_is_named(tmp_path):
     def train():
         model = Causal()

@@ -57,7 +57,7 @@ class Picks(LookOfSome):
         self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
         base = op_name(str(func))
-        if base == "embedding" and args[1].dim() == 2 and args[1].numel() <= MOST_LABELS:
+        if base == "embedding" and are_tokens(args[1]):
             self.tokens[index] = args[1].detach().clone()
         labels = picked(base, args)
         if labels is not None and args[0].requires_grad and labels.numel() <= MOST_LABELS:
@@ -68,6 +68,14 @@ class Picks(LookOfSome):
                 self.labels[index].masked_fill_(ignored, IGNORED_LABEL)
             return lambda result: self.chances.update({index: chances(base, args, result)})
         return None
+
+
+def are_tokens(ids: Tensor) -> bool:
+    """Return whether a table is asked for tokens of texts, and not for the places that they have."""
+    if ids.dim() != 2 or ids.numel() > MOST_LABELS:
+        return False
+    places = torch.arange(ids.shape[1], device=ids.device, dtype=ids.dtype)
+    return not torch.equal(ids, places.expand_as(ids))
 
 
 @torch.no_grad()
@@ -159,6 +167,8 @@ def shift_of(labels: Tensor, tokens: Tensor) -> int | None:
 
 def _stand(labels: Tensor, tokens: Tensor, shift: int, length: int) -> bool:
     num = min(labels.shape[1], length - shift)
+    if labels.shape[1] > length:
+        return False
     read, meant = labels[:, :num], tokens[:, shift : shift + num]
     known = read != IGNORED_LABEL
     return int(known.sum()) >= LEAST_LABELS and bool((read == meant)[known].all())
@@ -181,10 +191,11 @@ def _reads_ahead(step: Step, table: int, pick: int, tokens: Tensor) -> int | Non
         moved = rows(later)
         if plain is None or moved is None or plain.shape != moved.shape:
             return None
-        changed = (plain != moved).flatten(2).any(-1).any(0).nonzero()
-        if not len(changed):
+        is_moved = (plain != moved).flatten(2).any(-1).any(0)
+        first = int(is_moved.int().argmax())
+        if not bool(is_moved[first:].all()):  # none, or rows that are no places of a text
             return None
-        found.append(place - int(changed[0]))
+        found.append(place - first)
     return found[0] if found[0] == found[1] else None
 
 

@@ -71,7 +71,7 @@ class Picks(LookOfSome):
 
 
 def are_tokens(ids: Tensor) -> bool:
-    """Return whether a table is asked for tokens of texts, and not for the places that they have."""
+    """Return whether a table is asked for tokens of texts, not for the places they have."""
     if ids.dim() != 2 or ids.numel() > MOST_LABELS:
         return False
     places = torch.arange(ids.shape[1], device=ids.device, dtype=ids.dtype)

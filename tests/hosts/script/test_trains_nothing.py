@@ -270,6 +270,26 @@ def test_what_stands_still_for_a_while_is_left_in_peace(tmp_path, source):
     assert not [one for one in news if isinstance(one, Report | Diagnosis)]
 
 
+def test_an_optimizer_whose_parameters_hooks_train_is_left_in_peace(tmp_path):
+    source = script(
+        """
+        F.cross_entropy(net(x), y).backward()
+        opt.step()
+        opt.zero_grad()
+        """,
+        before="""
+        inside = {p: torch.optim.SGD([p], lr=1e-2) for p in net.parameters()}
+        def update(p):
+            inside[p].step()
+            inside[p].zero_grad()
+        for p in inside: p.register_post_accumulate_grad_hook(update)
+        """,
+    )
+    _, news = investigated(tmp_path / "script.py", source)
+    assert [one.code for one in news if isinstance(one, Diagnosis)] == ["NS116"]
+    assert not [one for one in news if isinstance(one, Report)]
+
+
 def test_a_fix_of_it_is_typed_and_nothing_is_to_be_allowed(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = plain(scaled="loss = loss * 1e22", clip=CLIP)

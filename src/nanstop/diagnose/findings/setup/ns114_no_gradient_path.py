@@ -199,13 +199,17 @@ def _never_reached(evidence: Evidence) -> Diagnosis | None:
         return None
     if has_signal(looks[-1]) or looks[-1].at.step < (0 if is_only else _LATE):
         return None
+    # Hooks on gradients may train what it holds, each with an optimizer of its own.
+    are_unheld = all(one.num_unheld for one in looks)
+    if not are_unheld and not all(one.were_weights_still for one in looks):
+        return None
     made = looks[-1].made_at
     cause = (
         f"{looks[-1].optimizer} has made updates up to {looks[-1].at.step}, and in no look did "
         "any of its parameters have a gradient: it changes nothing"
     )
     advice = "look for detach or no_grad before its loss"
-    if all(one.num_unheld for one in looks):
+    if are_unheld:
         advice = "give it the parameters of what its loss trains"
         cause += (
             f"; {counted(looks[-1].num_unheld, 'parameter')} with gradients are in no optimizer"

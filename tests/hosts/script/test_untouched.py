@@ -284,3 +284,50 @@ def test_buffers_of_a_module_that_trains_nothing_are_put_back(tmp_path, bad):
     skipped = run_script(tmp_path / "skipped.py", BESIDE, session, BAD=bad, LEFT=None)
     assert session.steps == [bad]
     assert same(skipped["PARAMETERS"], without)
+
+
+BY_NAME = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(in_features=8, out_features=16), nn.Tanh(), nn.Linear(16, 1))
+net.load_state_dict(state_dict=net.state_dict(), strict=True)
+opt = torch.optim.AdamW(params=net.parameters(), lr=1e-2)
+opt.load_state_dict(state_dict=opt.state_dict())
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer=opt, lr_lambda=lambda n: 0.9**n)
+scaler = torch.amp.GradScaler(device="cpu", init_scale=1024.0)
+scaler.load_state_dict(state_dict=scaler.state_dict())
+net[0].weight.register_hook(hook=lambda g: g * 1.0)
+net[2].weight.register_post_accumulate_grad_hook(hook=lambda p: None)
+slope = torch.func.grad(func=lambda w, x: (w * x).sum().square(), argnums=0)
+losses = []
+for step in range(6):
+    x = torch.randn(16, 8)
+    opt.zero_grad(set_to_none=True)
+    twice = torch.vmap(func=lambda row: row * 2, in_dims=0)(x)
+    loss = nn.functional.mse_loss(input=net(input=x), target=twice.sum(1, keepdim=True))
+    named = dict(net.named_parameters())
+    again = torch.func.functional_call(module=net, parameter_and_buffer_dicts=named, args=(x,))
+    loss = loss + 1e-3 * again.square().mean() + 0 * slope(torch.ones(8), x[0]).sum()
+    torch.autograd.grad(outputs=loss, inputs=[net[0].weight], retain_graph=True)
+    if step % 2:
+        torch.autograd.backward(tensors=scaler.scale(outputs=loss), retain_graph=False)
+        scaler.unscale_(optimizer=opt)
+        nn.utils.clip_grad_norm_(parameters=net.parameters(), max_norm=1.0)
+        nn.utils.clip_grad_value_(parameters=net.parameters(), clip_value=1.0)
+        scaler.step(optimizer=opt)
+        scaler.update(new_scale=None)
+    else:
+        loss.backward(gradient=torch.ones(()), inputs=list(net.parameters()))
+        opt.step(closure=None)
+    schedule.step()
+    losses.append(loss.item())
+PARAMETERS = [*net.parameters(), torch.tensor(losses)]
+"""
+
+
+def test_a_script_may_give_everything_by_its_name(tmp_path):
+    plain = run_script(tmp_path / "script.py", BY_NAME)
+    session = ReplayingSession()
+    assert same(run_script(tmp_path / "script.py", BY_NAME, session), plain)
+    assert session.found == []

@@ -35,9 +35,9 @@ class Functional:
     has_value: bool
 
     @classmethod
-    def of(cls, name: str, function: Any, argnums: Any = 0, has_aux: bool = False) -> Functional:
+    def of(cls, name: str, func: Any, argnums: Any = 0, has_aux: bool = False) -> Functional:
         """Return what ``torch.func.grad`` or ``grad_and_value`` was given."""
-        return cls(function, argnums, has_aux, name == "grad_and_value")
+        return cls(func, argnums, has_aux, name == "grad_and_value")
 
     def micro(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, rng: RngState

@@ -1052,6 +1052,16 @@ def test_an_infinite_rate_makes_no_other_one_next_to_nothing():
     assert not found.lines
 
 
+@pytest.mark.parametrize(("made_of", "line"), [(1e-2, 20), (math.inf, 19), (None, 19)])
+def test_an_infinite_rate_is_the_line_that_makes_it_so(made_of, line):
+    """A schedule's, of a rate that was finite; else that which the optimizer was given."""
+    at = {n: SourceLine(file="t.py", line=n, function="<module>", text="...") for n in (19, 20)}
+    optimizer = OptimizerFacts(name="Adam", lr=math.inf, scheduled=made_of)
+    found = check("NS113", setup(optimizer=optimizer, optimizer_at=at[19], schedule_at=at[20]))
+    assert found.confidence == "certain"
+    assert found.where == f"t.py:{line}"
+
+
 @pytest.mark.parametrize("end", [1.0, -1.0])
 def test_a_gradient_of_advantages_at_the_end_of_a_format_is_the_rewards_fault(end):
     """An infinite reward is made the largest number that there is, not one that is finite."""

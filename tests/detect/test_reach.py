@@ -86,8 +86,13 @@ def rows_of(loss, last, targets):
     return at_once(FnStep(model, loss, [batch]))["objective"]
 
 
-@pytest.mark.parametrize("loss", [squared, by_hand, absolute, smooth])
-@pytest.mark.parametrize("last", [nn.Tanh(), nn.Sigmoid(), nn.ReLU(), nn.Hardtanh()])
+@pytest.mark.parametrize(
+    ("loss", "last"),
+    [
+        *((squared, nn.Tanh()), (squared, nn.Sigmoid()), (squared, nn.Hardtanh())),
+        *((by_hand, nn.ReLU()), (absolute, nn.Tanh()), (smooth, nn.Sigmoid())),
+    ],
+)
 def test_outputs_that_cannot_come_to_their_targets(loss, last):
     (row,) = rows_of(loss, last, NOISE)
     assert row.given == "out_of_reach"
@@ -97,7 +102,6 @@ def test_outputs_that_cannot_come_to_their_targets(loss, last):
     assert row.module == "3"
 
 
-@pytest.mark.parametrize("loss", [squared, by_hand, absolute, smooth])
 @pytest.mark.parametrize(
     "last",
     [
@@ -105,8 +109,8 @@ def test_outputs_that_cannot_come_to_their_targets(loss, last):
         *(nn.LayerNorm(4), nn.BatchNorm1d(4), nn.ELU(), nn.GELU()),
     ],
 )
-def test_outputs_that_can_are_left_in_peace(loss, last):
-    assert rows_of(loss, last, HIGH) == ()
+def test_outputs_that_can_are_left_in_peace(last):
+    assert rows_of(squared, last, HIGH) == ()
 
 
 @pytest.mark.parametrize(
@@ -130,3 +134,27 @@ def test_targets_within_the_bounds_or_next_to_them_are_left_in_peace(last, targe
 )
 def test_numbers_that_are_no_targets_are_left_in_peace(loss, last):
     assert rows_of(loss, last, NOISE) == ()
+
+
+class Settles(nn.Module):
+    """Comes to rest with its own weights, and never with far larger ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.num_rounds = 0
+
+    def forward(self, x):
+        now, before = x, x + 1.0
+        while float((now - before).detach().abs().max()) > 1e-3:
+            now, before = x + 0.1 * self.inner(now).tanh().sin(), now
+            self.num_rounds += 1
+            if self.num_rounds > 5000:
+                pytest.fail("a run that comes to no end was waited for")
+            if float(self.inner.weight.detach().abs().max()) > 10.0:
+                now = torch.full_like(x, self.num_rounds % 2)
+        return self.out(now)
+
+
+def test_a_solver_that_does_not_settle_with_other_weights_is_not_waited_for():
+    assert rows_of(squared, Settles(), HIGH) == ()

@@ -20,14 +20,14 @@ from nanstop.detect.objective.operands.products import product
 from nanstop.detect.standstill import moved
 from nanstop.frozen import frozen
 from nanstop.localize.slicing import writers
-from nanstop.records import ObjectiveRow
+from nanstop.records import ObjectiveRow, op_kind
 from nanstop.tracing.op_patches import LookOfSome, SecondRun
 from nanstop.tracing.places import line_text
-from nanstop.tracing.record_step import first_loss, record
+from nanstop.tracing.record_step import first_loss, record, run_under
 
 if TYPE_CHECKING:
     from nanstop.replay.step import Step
-    from nanstop.tracing.recorder import Trace
+    from nanstop.tracing.recorder import Trace, Value
 
 LEAST_TARGETS = 8
 BEYOND = 0.05
@@ -96,7 +96,7 @@ def unreached(step: Step, met: Met) -> tuple[ObjectiveRow, ...]:
     for share in (FAR, -FAR):
         seen = Ends(met.found)
         with moved(weights, share):
-            first_loss(step, seen)
+            run_under(step, 0, seen)
         met.found = {at: one for at, one in seen.wider.items() if one.is_short()}
         if not met.found:
             return ()
@@ -109,7 +109,7 @@ def unreached(step: Step, met: Met) -> tuple[ObjectiveRow, ...]:
 def _row(step: Step, trace: Trace, index: int, met: _Met) -> ObjectiveRow | None:
     op = trace.ops[index]
     value = op.inputs[min(met.place, len(op.inputs) - 1)]
-    behind, newest = product(trace, value), next(iter(writers(trace, value)), None)
+    behind, newest = product(trace, value), _maker(trace, value)
     if behind is None or newest is None or behind == newest:
         return None
     bounds = _bounds(step, index, met, behind)
@@ -124,6 +124,14 @@ def _row(step: Step, trace: Trace, index: int, met: _Met) -> ObjectiveRow | None
         line=line,
         made_at=(made,) if made and made != line else (),
     )
+
+
+def _maker(trace: Trace, value: Value) -> int | None:
+    """Return the op that made a value, in whatever format."""
+    newest = next(iter(writers(trace, value)), None)
+    while newest is not None and op_kind(trace.ops[newest].name) == "_to_copy":
+        newest = next(iter(writers(trace, trace.ops[newest].inputs[0])), None)
+    return newest
 
 
 def _bounds(step: Step, index: int, met: _Met, behind: int) -> tuple[float, float] | None:
@@ -147,7 +155,7 @@ def _bounds(step: Step, index: int, met: _Met, behind: int) -> tuple[float, floa
 def _filled(step: Step, index: int, met: _Met, behind: int, number: float) -> float | None:
     """Return the one number that all outputs become where a product gives one."""
     run = Ends({index: met}, fill=(behind, number))
-    first_loss(step, run)
+    run_under(step, 0, run)
     low, high = run.seen.get(index, (math.nan, math.nan))
     return low if high - low <= SAME * max(1.0, abs(low)) else None
 
@@ -168,17 +176,20 @@ def _is_distance(step: Step, index: int, met: _Met, bounds: tuple[float, float])
 
 
 class Ends(SecondRun):
-    """Notes between what numbers outputs are. ``fill``: the op that is to give one number."""
+    """Notes between what numbers outputs are. ``fill``: the op that is to give one number.
+
+    The run ends there: a solver that comes to no end with other weights is not waited for.
+    """
 
     def __init__(self, met: Mapping[int, _Met], fill: tuple[int, float] = (-1, 0.0)) -> None:
-        super().__init__()
+        super().__init__(until=max(met))
         self.seen: dict[int, tuple[float, float]] = {}
         self.wider: dict[int, _Met] = {}
         self._met, self._fill = met, fill
 
     def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         met = self._met.get(index)
-        if met is not None:
+        if met is not None and args[met.place].shape == met.targets.shape:
             low, high = (float(end) for end in torch.aminmax(args[met.place].detach()))
             self.seen[index] = low, high
             if math.isfinite(low) and math.isfinite(high):

@@ -69,7 +69,7 @@ INSTEAD = {
         "targets are 0 and 1 where -1 and 1 are looked for",
         "no target is -1, and those of 0 are neither: what they mark as unlike stays as near",
         "with -1 in the place of 0 the loss is another one",
-        "2 * targets - 1",
+        "give the loss 2 * targets - 1",
     ),
     "out_of_reach": (
         "outputs are kept from their targets",

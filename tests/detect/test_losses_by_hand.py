@@ -91,7 +91,7 @@ def by_logarithms(m, b):
 
 def smooth_gate(m, b):
     """Softplus of something between 0 and 1 is an activation like another."""
-    return (F.softplus(m(b["x"])) - chosen(b)).square().mean()
+    return (F.softplus(m(b["x"])) - 0.7 - 0.6 * chosen(b)).square().mean()
 
 
 def ranked(m, b):
@@ -154,6 +154,33 @@ def soft_margin(m, b):
     return F.soft_margin_loss(m(b["x"]), chosen(b))
 
 
+def hinge_of_targets(m, b):
+    return F.relu(1.0 - chosen(b) * m(b["x"])).mean() + 1e-3 * m[0].weight.square().sum()
+
+
+def pairs_by_sigmoid(m, b):
+    """Which of two halves of a batch belong together, as SigLIP has it, of -1 and 1."""
+    z = F.normalize(m(b["x"]), dim=-1)
+    return -F.logsigmoid(torch.eye(8) * (10.0 * (z @ z.flip(0).T) - 10.0)).sum(-1).mean()
+
+
+def hinge_of_signs(m, b):
+    return F.relu(1.0 - (2.0 * chosen(b) - 1.0) * m(b["x"])).mean()
+
+
+def masked_margins(m, b):
+    return (chosen(b) * F.relu(1.0 - m(b["x"]))).mean()
+
+
+def masked_scores(m, b):
+    """Of each row the similarity to what belongs to it."""
+    return F.relu(1.0 - (chosen(b) * m(b["x"])).sum(-1)).mean()
+
+
+def masked_features(m, b):
+    return F.relu(chosen(b) * m(b["x"]) - 1.0).square().mean() - m(b["x"]).tanh().mean()
+
+
 def signed(m, b):
     return F.soft_margin_loss(m(b["x"]), 2.0 * chosen(b) - 1.0)
 
@@ -165,6 +192,10 @@ def pairs_left_out(m, b):
 
 def held_down(m, b):
     return soft_margin(m, b) + 0.1 * m(b["x"]).square().mean()
+
+
+def binary_logits(m, b):
+    return binary_by_softplus(m(b["x"]), chosen(b))
 
 
 def negatives_apart(m, b):
@@ -210,13 +241,26 @@ def test_bounds_that_the_loss_can_do_with_are_left_in_peace(loss):
     assert rows_of(loss, nn.Sigmoid()) == ()
 
 
-def test_targets_of_0_and_1_where_a_margin_wants_signs_are_told():
-    (row,) = rows_of(soft_margin)
-    assert (row.given, row.op) == ("unsigned", "aten.soft_margin_loss.default")
+@pytest.mark.parametrize(
+    ("loss", "op"),
+    [
+        (soft_margin, "aten.soft_margin_loss.default"),
+        *((hinge_of_targets, "aten.mul.Tensor"), (pairs_by_sigmoid, "aten.mul.Tensor")),
+    ],
+)
+def test_targets_of_0_and_1_where_a_margin_wants_signs_are_told(loss, op):
+    (row,) = rows_of(loss)
+    assert (row.given, row.op) == ("unsigned", op)
     assert row.line.startswith("test_losses_by_hand.py:")
 
 
-@pytest.mark.parametrize("loss", [signed, pairs_left_out, held_down, negatives_apart])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *(signed, pairs_left_out, held_down, negatives_apart, hinge_of_signs, masked_margins),
+        *(masked_scores, masked_features, binary_logits),
+    ],
+)
 def test_targets_of_0_that_are_meant_are_left_in_peace(loss):
     assert rows_of(loss) == ()
 

@@ -78,6 +78,11 @@ def divergence(m, b, *, is_log=False, by_hand=False):
     return F.kl_div(m(b["x"]), wanted, reduction="batchmean", log_target=is_log)
 
 
+def target_of_probabilities(m, b):
+    target = F.softmax(b["x"][:, :4], -1)
+    return F.kl_div(m(b["x"]), target, reduction="batchmean", log_target=True)
+
+
 def normalised_apart(m, b):
     scores = m(b["x"])
     return divergence(lambda _: scores, b, by_hand=True) + scores.logsumexp(-1).mean()
@@ -143,6 +148,7 @@ FED = [
     ("of logarithms", net(nn.Softmax(-1)), partial(divergence, is_log=True)),
     ("by its formula", net(nn.Softmax(-1)), partial(divergence, by_hand=True)),
     ("of scores", net(), divergence),
+    ("target of a divergence", net(nn.LogSoftmax(-1)), target_of_probabilities),
     ("along the batch", net(nn.LogSoftmax(0)), likelihood),
     ("along the steps", net(), tagged),
     ("along the batch of a divergence", net(nn.LogSoftmax(0)), divergence),

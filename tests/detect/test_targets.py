@@ -110,3 +110,48 @@ def test_padding_that_a_ctc_loss_is_asked_for(tmp_path):
 )
 def test_texts_without_a_blank(tmp_path, lengths, blank, texts):
     assert found(tmp_path, spelled(lengths, blank), texts, (2, 9, 5)) is None
+
+
+ALIKE = torch.arange(40) % 2
+
+
+def cosine(z, signs):
+    return F.cosine_embedding_loss(z, z.roll(1, 0), signs, margin=0.2)
+
+
+def distance(z, signs):
+    return F.hinge_embedding_loss((z - z.roll(1, 0)).norm(dim=-1), signs)
+
+
+def written_out(z, signs):
+    near = F.cosine_similarity(z, z.roll(1, 0))
+    apart = torch.where(signs == -1, near.clamp(min=0.2), 0.0)
+    return (torch.where(signs == 1, 1.0 - near, 0.0) + apart).mean()
+
+
+def three_ways(z, signs):
+    near = F.cosine_similarity(z, z.roll(1, 0))
+    return written_out(z, signs) + torch.where(signs == 0, near.square(), 0.0).mean()
+
+
+def counted_alone(z, signs):
+    return z.square().mean() + 0.0 * ((signs == 1).sum() + (signs == -1).sum())
+
+
+@pytest.mark.parametrize("loss", [cosine, distance, written_out])
+def test_targets_of_0_and_1_that_are_asked_for_minus_1(tmp_path, loss):
+    finding = found(tmp_path, loss, ALIKE, (40, 5))
+    assert finding.title == "targets are 0 and 1 where -1 and 1 are looked for"
+    assert finding.confidence == "likely"
+    assert any(line.startswith("test_targets.py:") for line in finding.lines)
+
+
+@pytest.mark.parametrize("loss", [cosine, distance, written_out])
+def test_targets_of_minus_1_and_1_are_left_in_peace(tmp_path, loss):
+    assert found(tmp_path, loss, 2 * ALIKE - 1, (40, 5)) is None
+    assert found(tmp_path, loss, (torch.arange(40) % 3) - 1, (40, 5)) is None
+
+
+@pytest.mark.parametrize("loss", [three_ways, counted_alone])
+def test_targets_of_0_that_are_asked_for_are_left_in_peace(tmp_path, loss):
+    assert found(tmp_path, loss, ALIKE, (40, 5)) is None

@@ -425,6 +425,8 @@ FIRES = [
     ("NS118", probed(objective=(objective_row("between_0_and_1", "aten.binary_cross_entropy_with_logits"),)), "certain"),
     ("NS118", probed(objective=(objective_row("own_token"),)), "likely"),
     ("NS118", probed(objective=(objective_row("unsigned", "aten.soft_margin_loss.default"),)), "likely"),
+    ("NS118", probed(objective=(objective_row("never_below", "aten.eq.Scalar"),)), "likely"),
+    ("NS118", probed(objective=(objective_row("out_of_reach", "aten.mse_loss.default", 12),)), "likely"),
     ("NS118", probed(objective=(objective_row("later_token"),)), "likely"),
     ("NS118", probed(objective=(objective_row("every_pair", "aten.sub.Tensor", 12),)), "likely"),
     ("NS118", probed(objective=(objective_row("scores", "aten.nll_loss_forward.default"),)), "likely"),
@@ -1048,6 +1050,16 @@ def test_an_infinite_rate_makes_no_other_one_next_to_nothing():
         "an update makes every weight NaN",
     )
     assert not found.lines
+
+
+@pytest.mark.parametrize(("made_of", "line"), [(1e-2, 20), (math.inf, 19), (None, 19)])
+def test_an_infinite_rate_is_the_line_that_makes_it_so(made_of, line):
+    """A schedule's, of a rate that was finite; else that which the optimizer was given."""
+    at = {n: SourceLine(file="t.py", line=n, function="<module>", text="...") for n in (19, 20)}
+    optimizer = OptimizerFacts(name="Adam", lr=math.inf, scheduled=made_of)
+    found = check("NS113", setup(optimizer=optimizer, optimizer_at=at[19], schedule_at=at[20]))
+    assert found.confidence == "certain"
+    assert found.where == f"t.py:{line}"
 
 
 @pytest.mark.parametrize("end", [1.0, -1.0])

@@ -53,6 +53,9 @@ def outcome(text, x, y):
 
 
 LOG_SPACE = {
+    "return torch.log(torch.cosh(x - y)).mean()": (
+        "away = x - y\n    return (away + F.softplus(-2 * away) - 0.6931471805599453).mean()"
+    ),
     "return torch.log(1 - torch.tanh(x).pow(2))": (
         "return 2 * (0.6931471805599453 - x - F.softplus(-2 * x))"
     ),

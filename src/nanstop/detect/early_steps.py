@@ -270,6 +270,8 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     from nanstop.detect.objective.one_policy import OnePolicy, apart_rows
     from nanstop.detect.objective.operands.ahead import reads_ahead
     from nanstop.detect.objective.operands.blanks import Blanks, blank_rows
+    from nanstop.detect.objective.operands.reach import Met, unreached
+    from nanstop.detect.objective.operands.signs import Signs, unsigned_rows
     from nanstop.detect.objective.padded_labels import padded_labels
     from nanstop.detect.objective.padding import Masks, States, hidden_texts
     from nanstop.detect.objective.pairs import Pairs, paired_rows
@@ -282,14 +284,15 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     differences, counts, picks = Cancellations(), WholeNumbersInHalf(), Picks()
     ratios, pooling, sums, pairs, masks = Ratios(), Pooling(step), RunningSums(), Pairs(), Masks()
     groups, policy, backwards, states = Groups(), OnePolicy(), Backwards(), States()
-    targets, blanks = Targets(), Blanks()
+    targets, blanks, met, signs = Targets(), Blanks(), Met(), Signs()
     seen = (differences, counts, picks, ratios, pooling, sums, pairs, masks, groups, policy)
-    rows = objective_rows(step, 0, *seen, states, backwards, targets, blanks, *looks)
+    rows = objective_rows(step, 0, *seen, states, backwards, targets, blanks, met, signs, *looks)
     rows += _found(misaligned_rows, step, picks) + _found(paired_rows, step, pairs)
     rows += _found(lone_rows, step, groups) + _found(hidden_texts, step, picks, masks, states)
     rows += _found(padded_labels, step, picks) + _found(beyond_rows, step, targets)
     rows += _found(blank_rows, step, blanks) + _found(reads_ahead, step, picks)
     rows += _found(unheard_rows, step) if backwards.are_several else ()
+    rows += _found(unreached, step, met) + _found(unsigned_rows, step, signs)
     coarse = {"coarse": coarse_rows(step, micros=(0,))} if counts.are_there else {}
     return {
         **coarse,

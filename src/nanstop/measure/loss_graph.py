@@ -90,7 +90,7 @@ def loss_factor(losses: Sequence[Tensor]) -> LossFactor | None:
         return None
     most = max([1.0, *map(abs, known)])
     is_scale = isinstance(value, float) and is_mean and _is_scale(value, core)
-    return LossFactor(value, most, is_mean and _is_of_torch(core), is_scale)
+    return LossFactor(value, most, _is_of_torch(core), is_scale)
 
 
 def is_scaled_apart(loss: Tensor, held: Iterable[Any], factor: float) -> bool:

@@ -101,7 +101,8 @@ class ObjectiveRow:
     ``width`` places in that of texts, ``width`` rows and a copy of each, ``width`` labels of
     padding, gradients that were asked for without a graph, logarithms of probabilities along
     another dimension, a target ``width`` beyond 0 and 1, targets of 0 in the place of -1, ``width``
-    labels that are the blank of an alignment, or labels that each row has read.
+    labels that are the blank of an alignment, labels that each row has read, outputs that are
+    kept from ``width`` targets, or targets of 0 and 1 that are looked through for -1.
     ``line``: FILE:LINE; ``made_at``: of the lines that made what was read what it is; of copies,
     the names of what holds them in the batch.
     """
@@ -127,6 +128,8 @@ class ObjectiveRow:
         "unsigned",
         "blanks",
         "ahead",
+        "out_of_reach",
+        "never_below",
     ]
     width: int
     line: str = ""

@@ -42,7 +42,7 @@ _MODULES: Mapping[str, str] = {
 METHODS = frozenset(
     {"softmax", "sigmoid", "log_softmax", "log", "log2", "log10", "log1p", "exp", "expm1", "sum"}
     | {"prod", "mean", "std", "norm", "sqrt", "rsqrt", "pow", "acos", "asin", "atanh", "div"}
-    | {"acosh", "atan2", "arctan2", "tanh", "var", "std_mean", "var_mean"}
+    | {"acosh", "atan2", "arctan2", "tanh", "cosh", "var", "std_mean", "var_mean"}
     | {"arccos", "arcsin", "arctanh", "mul", "add", "sub", "neg", "true_divide", "multiply"}
     | {"masked_fill", "abs", "square", "where", "reciprocal", "gather", "logsumexp", "divide"}
 )

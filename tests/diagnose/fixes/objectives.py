@@ -150,6 +150,14 @@ def a_target_of_logarithms(fixed):
     return close(loss, torch.zeros(()))
 
 
+@FIXES.plant("NS118", 9)
+def a_target_of_probabilities(fixed):
+    """A divergence that is told of logarithms, of a student alike: it is 0."""
+    target = HEALTHY.log_softmax(-1) if fixed else HEALTHY.softmax(-1)
+    loss = F.kl_div(HEALTHY.log_softmax(-1), target, reduction="batchmean", log_target=True)
+    return close(loss, torch.zeros(()))
+
+
 @FIXES.plant("NS118", 10)
 def targets_with_signs(fixed):
     """The gradient is that of a binary cross entropy of the same labels."""
@@ -171,6 +179,13 @@ def a_mask_of_booleans(fixed):
         F.scaled_dot_product_attention(x, x, x, attn_mask=mask)[:, 0] for x in (text, other)
     )
     return close(first, second)
+
+
+@FIXES.plant("NS118", 12)
+def outputs_without_a_bound(fixed):
+    """However far the weights go, a sigmoid is half a target away from -0.5."""
+    outputs = torch.tensor([-0.5, 0.5]) if fixed else torch.tensor([-1e4, 0.0]).sigmoid()
+    return close(outputs, torch.tensor([-0.5, 0.5]))
 
 
 # NS701 - rewards that teach nothing

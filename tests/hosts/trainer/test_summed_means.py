@@ -24,6 +24,11 @@ def mean_of_each(trainer, logits, labels, num):
     return F.cross_entropy(logits, labels, reduction="none").mean()
 
 
+def mean_of_what_counts(trainer, logits, labels, num):
+    del trainer, num
+    return F.cross_entropy(logits, labels, reduction="sum") / (labels != -100).sum()
+
+
 def share(trainer, logits, labels, num):
     del trainer
     return F.cross_entropy(logits, labels, reduction="sum") / num
@@ -37,6 +42,11 @@ def share_by_a_mean(trainer, logits, labels, num):
 def divided(trainer, logits, labels, num):
     del num
     return F.cross_entropy(logits, labels) / trainer.args.gradient_accumulation_steps
+
+
+def divided_twice(trainer, logits, labels, num):
+    counted = mean_of_what_counts(trainer, logits, labels, num)
+    return counted / trainer.args.gradient_accumulation_steps
 
 
 class Own(Trainer):
@@ -61,14 +71,14 @@ def told(out, loss, *, scaled=None, **options):
 
 
 @needs("transformers", "5", "leaves the division to the loss")
-@pytest.mark.parametrize("loss", [mean, mean_of_each])
+@pytest.mark.parametrize("loss", [mean, mean_of_each, mean_of_what_counts])
 def test_means_that_are_summed(tmp_path, loss):
     (finding,) = told(tmp_path, loss, gradient_accumulation_steps=4, max_grad_norm=0.1)
     assert finding.title == "gradients are 4 times too large"
     assert finding.confidence == "likely"
 
 
-@pytest.mark.parametrize("loss", [share, share_by_a_mean, divided])
+@pytest.mark.parametrize("loss", [share, share_by_a_mean, divided, divided_twice])
 def test_shares_of_the_window(tmp_path, loss):
     assert not told(tmp_path, loss)
 

@@ -56,6 +56,8 @@ SAME = {
     "plus eps": lambda x: torch.log(x.softmax(-1) + 1e-4),
     "cast": lambda x: x.float().softmax(-1).to(x.dtype).log(),
     "power": lambda x: x.softmax(-1).sqrt().log(),
+    "hyperbolic": lambda x: torch.log(torch.cosh(x)),
+    "hyperbolic, from below": lambda x: (-4.0 * x).cosh().log(),
     "squashed": lambda x: torch.log(1 - torch.tanh(x) ** 2),
     "squashed, spelled": lambda x: (1 - x.tanh().square() + 1e-4).log(),
     "focal": lambda x: torch.log(torch.where(x > 0, x.sigmoid(), 1 - x.sigmoid())),

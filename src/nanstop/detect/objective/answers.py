@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -67,20 +68,17 @@ def takes_logits_of_labels(step: Step, made_at: int) -> bool:
 
 
 def rises_on_one_side(step: Step, made_at: Collection[int]) -> bool:
-    """Return whether the loss of the first micro-batch, as a function of one number s in all places
-    of what some ops make, is a + b log(1 + exp(-s)) with b above 0: nothing asks for a low one.
-    Undone bitwise; runs it seven times.
+    """Return whether the loss of the first micro-batch, as a function of one number in all places
+    of what some ops make, only falls, and no further in the end, as that of a margin does: nothing
+    asks for a low one. Undone bitwise; runs it nine times.
     """
     with suppress(Exception):  # as above
-        zero, up, down = (_filled(step, made_at, score) for score in (0.0, LARGE, -LARGE))
-        size = (down - up) / LARGE
-        if not size > SAME * abs(zero):
-            return False
-        gaps = [
-            _filled(step, made_at, score) - zero - size * _risen(-score)
-            for score in (*OTHERS, LARGE)
-        ]
-        return max(map(abs, gaps)) <= SAME * size
+        scores = (-2.0 * LARGE, -LARGE, *sorted((*OTHERS, 0.0)), LARGE, 2.0 * LARGE)
+        losses = [_filled(step, made_at, score) for score in scores]
+        size = (losses[0] - losses[1]) / LARGE
+        room = SAME * size
+        falls = all(later <= earlier + room for earlier, later in pairwise(losses))
+        return falls and size > SAME * abs(losses[-1]) and losses[-2] - losses[-1] <= room
     return False
 
 

@@ -22,6 +22,7 @@ from nanstop.detect.objective.labels import LIKELIHOODS
 from nanstop.detect.objective.operands.bounded import are_bounded
 from nanstop.detect.objective.operands.look import Operands
 from nanstop.detect.objective.operands.numbers import BINARY, LOG_SHARES, SCORED, SHARES, Given
+from nanstop.detect.objective.operands.products import PRODUCTS, product
 from nanstop.detect.standstill import is_constant, moved
 from nanstop.localize.provenance import KEEPS
 from nanstop.localize.slicing import writers
@@ -37,10 +38,7 @@ if TYPE_CHECKING:
 
 FAR, NEAR = 10.0, 1.0
 """Sizes by which weights are moved: nothing stays between 0 and 1 by accident."""
-MOST_BETWEEN = 16
-"""Operations between a product and what is read of it: a sigmoid by hand has three."""
 _DIVERGENCE = "aten.kl_div"
-_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "convolution", "linear"})
 _PASSES = KEEPS | {"add", "sub", "mul", "div"}
 
 
@@ -102,12 +100,11 @@ def _wrong(step: Step, trace: Trace, op: Op, given: Given) -> Value | None:
         made_at = _of_same_weight(step, trace, op.inputs[0])
         return op.inputs[0] if made_at and falls_without_end(step, made_at) else None
     if given == "unsigned":
-        made = _of_same_weight(step, trace, op.inputs[0])
-        return op.inputs[0] if made and rises_on_one_side(step, made) else None
+        return next((one for one in op.inputs if _is_signed(step, trace, one)), None)
     if given != "between_0_and_1" or base == BINARY:
         return next(iter(op.inputs), None)
     if base == LOG_SHARES:
-        made_at = _product(trace, op.inputs[0])
+        made_at = product(trace, op.inputs[0])
         is_meant = made_at is None or not are_bounded(step, op.index, made_at)
         return None if is_meant else op.inputs[0]
     for value in op.inputs:
@@ -117,10 +114,21 @@ def _wrong(step: Step, trace: Trace, op: Op, given: Given) -> Value | None:
     return None
 
 
+def _is_signed(step: Step, trace: Trace, scores: Value) -> bool:
+    """Return whether nothing asks for low scores: those of a weight, or products of features."""
+    maker = _maker(trace, scores)
+    made = _of_same_weight(step, trace, scores)
+    if not made and maker is not None and _base(maker) in PRODUCTS:
+        parameters = dict(step.view.root.named_parameters())
+        is_of_none = not any(one.storage.name in parameters for one in maker.inputs)
+        made = [maker.index] if is_of_none else []
+    return bool(made) and rises_on_one_side(step, made)
+
+
 def _of_same_weight(step: Step, trace: Trace, scores: Value) -> list[int]:
     """Return the products that a weight has part in which makes scores and is trained now."""
     maker = _maker(trace, scores)
-    if maker is None or _base(maker) not in _PRODUCTS:
+    if maker is None or _base(maker) not in PRODUCTS:
         return []
     trained = {name: p for name, p in step.view.root.named_parameters() if p.requires_grad}
     if step.view.optimizer is not None:
@@ -130,20 +138,10 @@ def _of_same_weight(step: Step, trace: Trace, scores: Value) -> list[int]:
     return [
         op.index
         for op in trace.ops
-        if _base(op) in _PRODUCTS
+        if _base(op) in PRODUCTS
         and op.phase in ("forward", "loss")
         and any(one.storage is weight for one in op.inputs for weight in mine)
     ]
-
-
-def _product(trace: Trace, value: Value) -> int | None:
-    """Return the product with a weight that each number of a value comes of."""
-    for _ in range(MOST_BETWEEN):
-        newest = next(iter(writers(trace, value)), None)
-        if newest is None or _base(trace.ops[newest]) in _PRODUCTS:
-            return newest
-        value = max(trace.ops[newest].inputs, key=lambda one: math.prod(one.shape), default=value)
-    return None
 
 
 def _row(trace: Trace, op: Op, value: Value, given: Given) -> ObjectiveRow | None:
@@ -152,7 +150,7 @@ def _row(trace: Trace, op: Op, value: Value, given: Given) -> ObjectiveRow | Non
         return None
     maker = _maker(trace, value)
     # What a logarithm went into (a weighted log-probability, a density) may be above 0.
-    if given == "scores" and (maker is None or _base(maker) not in _PRODUCTS):
+    if given == "scores" and (maker is None or _base(maker) not in PRODUCTS):
         return None
     place = op if maker is None or given in ("one_class", "scores", "unsigned") else maker
     line = line_text(place.line)

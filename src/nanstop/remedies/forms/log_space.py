@@ -24,6 +24,7 @@ from nanstop.remedies.forms.calls import Call
 from nanstop.remedies.forms.shadows import (
     Log,
     Shadow,
+    cosh_from,
     exp_from,
     sigmoid_from,
     softmax_from,
@@ -317,6 +318,7 @@ _FIRST: Mapping[str, Callable[..., Shadow | None]] = {
     "sigmoid": sigmoid_from,
     "exp": exp_from,
     "tanh": tanh_from,
+    "cosh": cosh_from,
 }
 _SQUARES = ("square", "pow")
 _MOVES = (

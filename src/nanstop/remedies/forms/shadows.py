@@ -76,6 +76,13 @@ def tanh_from(call: Call, _: Any) -> Shadow | None:
     return Shadow(lambda: torch.log(torch.tanh(read)), square=square)
 
 
+def cosh_from(call: Call, _: Any) -> Shadow | None:
+    read = call.read
+    if read is None or not read.is_floating_point():
+        return None
+    return Shadow(lambda: read + functional.softplus(-2 * read) - math.log(2.0))
+
+
 def exp_from(call: Call, _: Any) -> Shadow | None:
     read = call.read
     if read is None or not read.is_floating_point():

@@ -123,6 +123,11 @@ def _log_exp(draft: Draft, found: Operation) -> str:
     return draft.text(found.operand)
 
 
+def _log_cosh(draft: Draft, found: Operation) -> str:
+    x = draft.again(found.operand, "away")
+    return f"{x} + {draft.functional('softplus')}(-2 * {x}) - {math.log(2)!r}"
+
+
 def _log_sum(draft: Draft, found: Operation) -> str | None:
     """Log of a sum of exponentials, or of probabilities."""
     inner = log_of(draft, found.operand)
@@ -221,6 +226,7 @@ _LOGS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "softmax": _log_softmax,
     "sigmoid": _log_sigmoid,
     "exp": _log_exp,
+    "cosh": _log_cosh,
     "sum": _log_sum,
     "prod": _log_product,
     "mul": _log_of_both("+"),

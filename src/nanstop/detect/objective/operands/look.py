@@ -18,6 +18,7 @@ from nanstop.detect.objective.operands.numbers import (
     SHARES,
     SIGNED,
     SQUASHES,
+    SUMS,
     Given,
     are_probabilities,
     is_log,
@@ -38,7 +39,7 @@ class Operands(LookOfSome):
     of those that are a part of a KL divergence is to be a logarithm.
     """
 
-    ops = _PARTS | NORMALISE | {SHARES} | ALIGNMENTS | SQUASHES | PICKS | {SIGNED}
+    ops = _PARTS | NORMALISE | {SHARES} | ALIGNMENTS | SQUASHES | PICKS | {SIGNED} | SUMS
 
     def __init__(self, asked: Set[int] = frozenset()) -> None:
         self.odd: dict[int, Given] = {}
@@ -47,6 +48,7 @@ class Operands(LookOfSome):
         self.divergences: dict[int, int] = {}
         self._normalised: set[StorageWeakRef] = set()
         self._picked: dict[StorageWeakRef, int] = {}
+        self._signed: dict[StorageWeakRef, int] = {}
         self._weighed: _Weighed | None = None
         self._less: tuple[_Weighed, StorageWeakRef] | None = None
 
@@ -54,6 +56,9 @@ class Operands(LookOfSome):
         self, index: int, func: Any, args: Any, _kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
         base = op_name(str(func))
+        if base in SUMS:
+            self.odd.pop(self._signed.pop(StorageWeakRef(args[0].untyped_storage()), -1), None)
+            return None
         if base in ("sub", "mul", "xlogy"):
             with torch.no_grad():
                 done = self._divergence(index, base, args)
@@ -66,6 +71,10 @@ class Operands(LookOfSome):
                 if index in self._asked and not bool(args[0].isfinite().all()):
                     self.overflowed.add(index)
             self._note(index, base, args[0], found)
+            if base == "mul" and found == "unsigned":
+                return lambda made: self._signed.update(
+                    {StorageWeakRef(made.untyped_storage()): index}
+                )
         return None
 
     def _divergence(self, index: int, base: str, args: Any) -> Callable[[Any], None] | None:
@@ -94,6 +103,7 @@ class Operands(LookOfSome):
             place = StorageWeakRef(tensors[asked].untyped_storage())
             if self._less is not None and self._less[1] == place:
                 self._take(self._less[0], tensors[1 - asked])
+                self._exponentiated(self._less[0], tensors[1 - asked])
         return None
 
     def _take(self, weighed: _Weighed, target: Tensor) -> None:
@@ -106,6 +116,13 @@ class Operands(LookOfSome):
         if place not in self._normalised:
             self.odd[weighed.index], self._picked[place] = given, weighed.index
             self.divergences[weighed.index] = weighed.place
+
+    def _exponentiated(self, less: _Weighed, weight: Tensor) -> None:
+        """Keep a target of which the exponential is taken, exp(t) (t - x), and that is one of
+        probabilities.
+        """
+        if are_probabilities(some_rows(less.target, -1)) and is_log(less.target, weight):
+            self.odd[less.index], self.divergences[less.index] = "probabilities", 0
 
     def _note(self, index: int, base: str, operand: Tensor, given: Given | None) -> None:
         """Keep what is odd; scores that are normalised as well are the logits of a cross entropy

@@ -31,6 +31,8 @@ SHARES = "_softmax"
 ALIGNMENTS = frozenset({"_ctc_loss", "_cudnn_ctc_loss"})
 BINARY = "binary_cross_entropy_with_logits"
 SIGNED = "soft_margin_loss"
+SUMS = frozenset({"sum", "mean"})
+"""What a mask leaves goes on to these; what a target has signed does not."""
 SCORED = frozenset({"gather", "index"})
 """Operations that may take one score of each row."""
 SQUASHES = frozenset({"softplus", "log_sigmoid_forward"})
@@ -126,16 +128,22 @@ def _meets_labels(args: Any) -> Given | None:
         return None
     trained = [one for one in args[:2] if one.requires_grad]
     labels = [one for one in args[:2] if not one.requires_grad]
-    is_met = len(labels) == 1 and labels[0].numel() > 0 and _are_shares(labels[0])
-    return _between(trained[0]) if is_met else None
+    if len(labels) != 1 or not labels[0].numel() or not _are_shares(labels[0]):
+        return None
+    return _between(trained[0]) or ("unsigned" if are_binary(labels[0]) else None)
 
 
 def _unsigned(values: Tensor, targets: Tensor) -> Given | None:
-    """Return whether targets that are to be -1 and 1 are 0 and 1, and some are either."""
-    if not values.requires_grad or targets.numel() < LEAST_TARGETS:
-        return None
+    """Return whether targets that are to be -1 and 1 are 0 and 1."""
+    return "unsigned" if values.requires_grad and are_binary(targets) else None
+
+
+def are_binary(targets: Tensor) -> bool:
+    """Return whether targets are 0 and 1, some are either, and they are enough to tell."""
+    if targets.requires_grad or targets.numel() < LEAST_TARGETS:
+        return False
     of_0, of_1 = (int((targets == number).sum()) for number in (0, 1))
-    return "unsigned" if of_0 and of_1 and of_0 + of_1 == targets.numel() else None
+    return bool(of_0 and of_1) and of_0 + of_1 == targets.numel()
 
 
 def _are_shares(values: Tensor) -> bool:

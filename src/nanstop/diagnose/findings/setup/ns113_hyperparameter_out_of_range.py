@@ -108,7 +108,6 @@ _TWO, _FOUR, _FIVE = 2, 4, 5
 LARGEST_BETA = {"dpo": 10.0, "kto": 10.0, "grpo": 1.0, "rloo": 1.0}
 """Far above published values: 0.01 to 0.5 for the former, 0 to 0.05 for the latter."""
 
-
 _NOT_0 = "a rate that is not 0"
 
 
@@ -222,11 +221,12 @@ def _rate(facts: RunFacts) -> Iterator[Oddity]:
     # A loop may set its rate before each step, and a schedule may begin at 0.
     by_now = facts.rates is None and not optimizer.scheduled and facts.schedule is not None
     if rate == 0.0 and by_now:
-        effect = "no update moves anything"
-        yield Oddity("certain", setting, effect, facts.optimizer_at, measured_by="NS113")
+        nothing = "no update moves anything"
+        yield Oddity("certain", setting, nothing, facts.optimizer_at, measured_by="NS113")
     if not math.isfinite(rate):
-        effect = "an update makes every weight NaN"
-        yield Oddity("certain", setting, effect, facts.optimizer_at)
+        is_made = math.isfinite(optimizer.scheduled or math.nan)
+        at = facts.schedule_at if is_made else facts.optimizer_at
+        yield Oddity("certain", setting, "an update makes every weight NaN", at)
     if optimizer.per_rate is None or not math.isfinite(rate):
         return
     too_long = list(_step(facts, optimizer, optimizer.per_rate))

@@ -72,8 +72,19 @@ Targets a little beyond 0 and 1, from -0.5 to 1.5, are left in peace: noise smoo
 
 Targets can be 0 and 1 where -1 and 1 are asked for. `soft_margin_loss` is log(1 + exp(-y s)): for
 a target y of 0 that is log(2) whatever the output s is, without a gradient, and nothing pulls an
-output down. It is told where the loss only falls as one number in the place of all outputs rises: a
-mask of pairs, whose scores are differences, is left in peace, and so are 0 beside -1 and 1.
+output down. So it is of a hinge, or of `logsigmoid(y * s)`, that are written by hand. It is told
+where the loss only falls as one number in the place of all outputs rises: a mask of pairs, whose
+scores are differences, is left in peace, and so are 0 beside -1 and 1. `cosine_embedding_loss` and
+`hinge_embedding_loss` ask which targets are 1 and which are -1: pairs of 0 are never pushed apart,
+and all comes to one point. That both are asked for is seen in the comparisons, that it matters by
+an experiment: -1 in the place of 0, and another loss.
+
+Targets can be out of reach. A tanh, a sigmoid or a ReLU at the end of a model keeps its outputs
+between bounds: of targets that are standardised, a sigmoid cannot come to the half below 0. The
+loss falls to the distance between target and bound, and stays there. It is told where the outputs,
+as a function of one number in the place of the product behind them, stay between bounds that other
+weights do not widen, and the loss is least at the targets, and higher at what of them lies between
+the bounds. Targets that noise takes a little beyond are left in peace.
 
 A label of a CTC loss can be its blank, usually as padding with the number 0 that nobody has taken
 out. The blank stands between letters and spells none: asked for as a letter it has to be left and
@@ -82,7 +93,9 @@ computes something and says nothing; the labels of a call are counted.
 
 A target of a KL divergence can be a logarithm already. `kl_div` computes p log(p) of its target,
 which has no value below 0: of log-probabilities the loss is NaN in the first step, while the
-gradient, which asks for no logarithm, is finite and wrong: the update is applied.
+gradient, which asks for no logarithm, is finite and wrong: the update is applied. With
+`log_target=True` it computes exp(t) (t - x): of a target t of probabilities that weighs each class
+by exp(t), between 1 and e, and the loss is least for a model that is next to uniform.
 
 ## Example
 ```python
@@ -108,9 +121,10 @@ cross_entropy(softmax(logits, -1), right)               # tensor(0.5516)
 7. `torch.autograd.grad(..., create_graph=True)` for a penalty. Cost: a backward of the backward.
 8. `labels[attention_mask == 0] = -100`: where the token that pads is the one that ends a text, the
    end stays. A CTC loss takes the lengths of the texts instead. Cost: none.
-9. `kl_div(..., log_target=True)` for a target of logarithms. Cost: none.
-10. `2 * targets - 1` for `soft_margin_loss`. Cost: none.
+9. `kl_div(..., log_target=True)` for a target of logarithms, and only for one. Cost: none.
+10. `2 * targets - 1` for losses that ask for -1 and 1. Cost: none.
 11. `is_causal=True`, or a mask of booleans, in attention: `mask.bool()`. Cost: none.
+12. Leave out what bounds outputs, or scale the targets to lie between the bounds. Cost: none.
 
 ## Fix safety
 All of them change training, to what the objective is meant to be. The loss is on another scale
@@ -136,6 +150,7 @@ from __future__ import annotations
 import math
 
 from nanstop.diagnose.evidence.descent import operand
+from nanstop.diagnose.evidence.objective import INSTEAD
 from nanstop.diagnose.evidence.reading import WRITTEN, first_bad, sighting
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, ObjectiveRow, op_name
@@ -157,57 +172,6 @@ _LOG_TARGET = (
     "Say so, where it is the target of a KL divergence: `kl_div(..., log_target=True)`; or give it "
     "probabilities: softmax in place of log_softmax, or `.exp()`."
 )
-_ROWS = "other embeddings from one place on change the rows that read it"
-_INSTEAD = {
-    "own_token": (
-        "labels are not shifted",
-        "every label is the last token that its row has read: the model learns to repeat it",
-        _ROWS,
-        "logits[:, :-1] against labels[:, 1:], or leave the shift and decoder_input_ids to a model",
-    ),
-    "later_token": (
-        "labels are shifted twice",
-        "every label stands two places or more after the last token that its row has read",
-        _ROWS,
-        "shift once: models of transformers shift labels themselves",
-    ),
-    "ahead": (
-        "each output has read what it is asked for",
-        "each row hangs on the token that it is asked for: the model learns to copy it",
-        "with other embeddings in the second half of each text those of the first half change",
-        "hide what comes after: is_causal=True, or a mask of booleans, for one of numbers is added",
-    ),
-    "itself": (
-        "the policy is compared with itself",
-        "its distance to the reference is exactly 0 in update after update",
-        "the reference follows the policy's weights",
-        "give the reference weights of its own: copy.deepcopy(policy), before any update",
-    ),
-    "padding": (
-        "texts are hidden and their padding is read",
-        "outputs hang on the padding, and on no token of a text beside their own",
-        "other embeddings of the padding change them, those of texts do not",
-        "turn the mask: key_padding_mask of torch is True, attention_mask 0 where nothing is read",
-    ),
-    "padded_labels": (
-        "padding is trained on",
-        "labels are the padding token at the ends of rows, and the loss counts them",
-        "without these labels the loss is another one",
-        "make labels of padding -100, which torch's losses ignore",
-    ),
-    "unheard": (
-        "a part of the loss that is made of gradients has none",
-        "gradients that are asked for without a graph change the loss, and nothing that is trained",
-        "with larger ones the loss is another one, and each gradient of a weight the same",
-        "ask for them with create_graph=True",
-    ),
-    "unsigned": (
-        "a soft margin loss is given targets of 0 and 1",
-        "a target of 0 has no gradient: nothing asks for a low output",
-        "with one number in the place of all outputs the loss only falls as that rises",
-        "it takes -1 and 1: 2 * targets - 1; for 0 and 1 take binary_cross_entropy_with_logits",
-    ),
-}
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -219,7 +183,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     first, *others = odd
     if first.given == "every_pair":
         return _paired(evidence, first)
-    if first.given in _INSTEAD:
+    if first.given in INSTEAD:
         return _measured(evidence, first)
     of_targets = {"beyond": _beyond, "blanks": _blanks}.get(first.given)
     if of_targets is not None:
@@ -313,7 +277,7 @@ def _measured(evidence: Evidence, row: ObjectiveRow) -> Diagnosis:
     """Return the finding of a model or a policy that is given something else than it is meant to
     be, as an experiment has shown.
     """
-    title, cause, confirmed, advice = _INSTEAD[row.given]
+    title, cause, confirmed, advice = INSTEAD[row.given]
     return Diagnosis(
         code="NS118",
         title=title,

@@ -327,7 +327,7 @@ PARAMETERS = [*net.parameters(), torch.tensor(losses)]
 
 
 def test_a_script_may_give_everything_by_its_name(tmp_path):
-    plain = run_script(tmp_path / "script.py", BY_NAME)
+    plain = run_script(tmp_path / "plain.py", BY_NAME)["PARAMETERS"]
     session = ReplayingSession()
-    assert same(run_script(tmp_path / "script.py", BY_NAME, session), plain)
+    assert same(run_script(tmp_path / "script.py", BY_NAME, session)["PARAMETERS"], plain)
     assert session.found == []

@@ -31,6 +31,10 @@ _REWARDS, _LOGPS = "_calculate_rewards", "_get_per_token_logps_and_entropies"
 Note = Callable[[str, Any], None]
 
 
+class _GeneratedError(Exception):
+    """A trainer asks for the rewards of what it has generated."""
+
+
 class Objective:
     """Looks on while a trainer of TRL scores completions and computes log-probabilities.
 
@@ -46,6 +50,9 @@ class Objective:
         self._signals: tuple[Signal, ...] = ()
         self._generated_at: int | None = None
         self._logps: Tensor | None = None
+        self._ends_there = False
+        self.is_scoring = False
+        """Whether rewards were asked for, and have not come back."""
 
     def install(self, patches: Patches) -> None:
         """Put the patches in place where the trainer has what they stand in for."""
@@ -53,6 +60,18 @@ class Objective:
             original = getattr(self._trainer, name, None)
             if original is not None:
                 patches.set(self._trainer, name, functools.partial(stand_in, original))
+
+    def generated(self, make: Callable[[], Any]) -> Any:
+        """Return what ``make`` does, up to where it asks for rewards: the script's functions may
+        ask a service for them.
+        """
+        self._ends_there = True
+        try:
+            return make()
+        except _GeneratedError:
+            return None
+        finally:
+            self._ends_there = False
 
     def signals(self, at: StepId) -> tuple[Signal, ...]:
         """Return what was wrong with the rewards that the present batch was made from."""
@@ -91,6 +110,14 @@ class Objective:
         return found
 
     def _on_rewards(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._ends_there:
+            raise _GeneratedError
+        self.is_scoring = True
+        rewards = self._scored(original, *args, **kwargs)
+        self.is_scoring = False
+        return rewards
+
+    def _scored(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         trainer = self._trainer
         if not trainer.model.training:
             return original(*args, **kwargs)

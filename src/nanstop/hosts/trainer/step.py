@@ -43,8 +43,9 @@ class TrainerMicro:
     Noted between its ``_prepare_inputs`` and its loss: replays start there.
 
     ``before`` and ``after`` are notes of the trainer, ``after`` at the end of the call; ``batch``
-    is a shallow copy of what ``_prepare_inputs`` returned, None where it raised. ``advanced``: it
-    moved on to the next buffered slice as well. ``taped``: the calls of a loss of the script's own.
+    is a shallow copy of what ``_prepare_inputs`` returned, None where it raised (``rng`` is of its
+    beginning then, in a trainer that makes its batches there). ``advanced``: it moved on to the
+    next buffered slice as well. ``taped``: the calls of a loss of the script's own.
     """
 
     model: nn.Module
@@ -121,6 +122,7 @@ class Reentry:
         self.replaying: tuple[TrainerMicro, Any] | None = None
         """What is run again, of which batch: what the trainer calls then is no doing of the run."""
         self._rng = RngNotes()
+        self._makes_batches = compat.makes_batches(trainer)
         self._noted = state_diff.NOTHING
         """The last note of the trainer."""
         self._recording: TrainerMicro | None = None
@@ -167,8 +169,10 @@ class Reentry:
             restore_rng(micro.rng)
             return copy.copy(batch)
         position = compat.position(self.trainer)
-        prepared = self.prepare_inputs(inputs)
         micro = self._recording
+        if micro is not None and micro.batch is None and self._makes_batches:
+            micro.rng = self._rng.note()
+        prepared = self.prepare_inputs(inputs)
         if micro is not None and micro.batch is None:
             micro.batch = copy.copy(prepared)
             micro.advanced = compat.position(self.trainer) != position
@@ -210,16 +214,16 @@ class Reentry:
 
 
 _UNPREPARED = "its micro-batches did not go through the trainer's `_prepare_inputs`"
-_WHOLE = "inputs"
+RAW = "inputs"
 """The entry that stands for a batch that is no mapping."""
 
 
 def _shown(batch: Any) -> Batch:
-    return batch if isinstance(batch, Mapping) else {_WHOLE: batch}
+    return batch if isinstance(batch, Mapping) else {RAW: batch}
 
 
 def _given(batch: Batch) -> Any:
-    return batch[_WHOLE] if tuple(batch) == (_WHOLE,) else batch
+    return batch[RAW] if tuple(batch) == (RAW,) else batch
 
 
 @dataclass(slots=True)

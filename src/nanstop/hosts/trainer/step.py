@@ -394,11 +394,5 @@ def isolation(
         yield
 
 
-def clear_gradients(parameters: Iterable[Tensor]) -> None:
-    """Set every gradient to None: the state at the start of a window."""
-    for parameter in parameters:
-        parameter.grad = None
-
-
 def _wrapped(trainer: Any) -> list[Any]:
     return [o for o in compat.optimizers_of(trainer) if hasattr(o, "_is_overflow")]

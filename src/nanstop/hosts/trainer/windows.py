@@ -17,13 +17,13 @@ from nanstop.detect.signals import Alarm, alarm, alarm_of_exception, alarm_of_re
 from nanstop.hosts import compat
 from nanstop.hosts.tape.pieces import accumulation_in
 from nanstop.hosts.tape.taped_step import TapedStep
+from nanstop.hosts.trainer.actions import clear_gradients
 from nanstop.hosts.trainer.evaluation import ForwardStep
 from nanstop.hosts.trainer.step import (
     RAW,
     HfStep,
     TrainerMicro,
     TrainerWindow,
-    clear_gradients,
 )
 from nanstop.hosts.trainer.watched import WatchedTrainer
 from nanstop.hosts.window.ends import WindowEnds

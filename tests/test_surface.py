@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "46be917787925903")
+REPORT_FORM = (1, "56146086f8d90f5c")
 
 
 def test_names():

@@ -288,6 +288,7 @@ FIRES = [
     ("NS114", setup(param_groups=(TRAINED,), gradient_path=replace(PATH, num_updated=0)), "certain"),
     ("NS114", setup(gradient_path=replace(PATH, reentrant=True, inputs_require_grad=False)), "likely"),
     ("NS114", setup(gradient_path=replace(PATH, num_reached=0, unreached=("w",))), "certain"),
+    ("NS114", setup(gradient_path=replace(PATH, num_reached=0, reached_until=7)), "certain"),
     ("NS114", setup(adapter=lora(alpha=0.0)), "certain"),
     ("NS114", setup(gradient_path=replace(PATH, cut=("head.weight",))), "likely"),
     ("NS114", setup(gradient_path=replace(PATH, num_tensors=9, num_reached=1, unreached=("lora_A",))), "likely"),

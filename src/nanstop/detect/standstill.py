@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 ELSEWHERE = "grad_elsewhere"
 """The series that holds what was found: the largest gradient with other weights."""
+GONE_FOR = 16
+"""Updates without a gradient after which it is asked whether any can arrive, where some did: a
+script may leave its loss out for a few.
+"""
 MOST_MOVED = 1 << 24
 """Weights that are moved, the last ones first: those of the head are enough."""
 _SHARE, _LEAST = 0.1, 0.02
@@ -69,9 +73,11 @@ class Standstill:
         return max(sizes, default=0.0) if num_moved else float("nan")
 
 
-def none_arrives(step: Step, path: GradientPath, elsewhere: float) -> GradientPath | None:
+def none_arrives(
+    step: Step, path: GradientPath, elsewhere: float, num_zero: int
+) -> GradientPath | None:
     """Return with ``path`` why every gradient is 0, None where that is not known.
-    ``elsewhere``: the largest one with other weights.
+    ``elsewhere``: the largest one with other weights; ``num_zero``: updates in a row without any.
 
     Undone bitwise; raises what the step raises. Synchronises the device.
     """
@@ -89,9 +95,24 @@ def none_arrives(step: Step, path: GradientPath, elsewhere: float) -> GradientPa
     trained = {n: p for n, p in step.view.root.named_parameters() if p.requires_grad}
     found = passed_by(step, tuple(trained.values()))
     if found is None:
-        return None
+        return _gone(step, path, num_zero) if num_zero >= GONE_FOR else None
     behind = tuple(n for n, p in trained.items() if any(p is one for one in found.parameters))
     return replace(path, behind=behind, flat_at=found.line, is_own=found.is_own)
+
+
+def _gone(step: Step, path: GradientPath, num_zero: int) -> GradientPath | None:
+    """Return with ``path`` that a backward gives no trained tensor a gradient, not even zeros, as
+    after adapters were merged; None where it gives one.
+    """
+    trained = {n: p for n, p in step.view.root.named_parameters() if p.requires_grad}
+    with step.isolated(), torch.enable_grad():
+        step.run(0)
+        if any(p.grad is not None for p in trained.values()):
+            return None
+    missing, until = tuple(trained)[:8], step.id.step - num_zero
+    return replace(
+        path, num_tensors=len(trained), num_reached=0, unreached=missing, reached_until=until
+    )
 
 
 def stuck(step: Step) -> tuple[str, ...]:

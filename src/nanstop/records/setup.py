@@ -195,7 +195,8 @@ class GradientPath:
     that of a difference or a quotient of equals. ``zeroed_at``: the line that multiplies the whole
     loss by a 0 which stands there.
     ``replaced``: parameters with gradients that are in no optimizer and have taken the place of
-    those that it holds, later than update ``replaced_after``.
+    those that it holds, later than update ``replaced_after``. ``reached_until``: the last update
+    with a gradient, where there were some before ``num_reached`` was 0.
     """
 
     num_trainable: int
@@ -215,3 +216,4 @@ class GradientPath:
     zeroed_at: SourceLine | None = None
     replaced: tuple[str, ...] = ()
     replaced_after: int = 0
+    reached_until: int | None = None

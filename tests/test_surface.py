@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "56146086f8d90f5c")
+REPORT_FORM = (1, "ea11da0b79570017")
 
 
 def test_names():

@@ -401,6 +401,7 @@ FIRES = [
     ("NS701", logged(frac_reward_zero_std=[1.0] * 3, reward_std=[0.2] * 3), "likely"),
     ("NS701", logged(frac_reward_zero_std=[0.5, *[1.0] * 4], reward_std=[0.2] * 5), "likely"),
     ("NS701", Evidence(facts=PREFERENCE, series=still([0.0] * 4, 0.0)), "likely"),
+    ("NS701", Evidence(facts=RunFacts(gradient_path=replace(PATH, zeros=("mask",))), series=still([0.0] * 64, 0.0)), "possible"),
     ("NS701", probed(objective=(objective_row("own_mean", "aten.sub.Tensor"),), are_all_zero=True), "certain"),
     ("NS701", Evidence(series=still([0.3, *[0.0] * 64], 0.0)), "possible"),
     ("NS702", evidence(localization(LOG_RATIO)), "certain"),

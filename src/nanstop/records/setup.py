@@ -196,7 +196,8 @@ class GradientPath:
     loss by a 0 which stands there.
     ``replaced``: parameters with gradients that are in no optimizer and have taken the place of
     those that it holds, later than update ``replaced_after``. ``reached_until``: the last update
-    with a gradient, where there were some before ``num_reached`` was 0.
+    with a gradient, where there were some before ``num_reached`` was 0. ``zeros``: entries of the
+    batch that are all 0 where every gradient is, and by ones in which some arrives.
     """
 
     num_trainable: int
@@ -217,3 +218,4 @@ class GradientPath:
     replaced: tuple[str, ...] = ()
     replaced_after: int = 0
     reached_until: int | None = None
+    zeros: tuple[str, ...] = ()

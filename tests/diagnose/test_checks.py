@@ -691,6 +691,15 @@ def test_no_evidence_no_finding(rule):
     assert rule.check(Evidence()) is None
 
 
+@pytest.mark.parametrize(("kind", "word"), [("float16", "float32"), ("bfloat16", "scan")])
+def test_a_reward_that_is_a_model_is_told_as_that(kind, word):
+    facts = RunFacts(objective=ObjectiveFacts(method="grpo", reward_models=(("judge", kind),)))
+    told = check("NS704", Evidence(facts=facts, series=(series("reward_nan/judge", [1.0]),)))
+    assert len(told.lines) == 1
+    assert f"`judge` is a model whose weights are {kind}" in told.lines[0]
+    assert word in told.lines[0]
+
+
 def test_overflow_candidates_in_order_of_intrusion():
     module = "model.layers.1.mlp"
     assert remedies(check("NS201", evidence(localization(overflow()), FP16))) == [

@@ -171,12 +171,14 @@ class DataFacts:
 class ObjectiveFacts:
     """``beta``: of DPO the inverse temperature, of GRPO and RLOO the weight of the KL term.
     ``rewards_at``: where the reward functions are defined, by the name that the trainer gives each.
+    ``reward_models``: the name and the weights' format of each that is a model.
     """
 
     method: str
     beta: float | None = None
     num_generations: int | None = None
     rewards_at: tuple[SourceLine, ...] = ()
+    reward_models: tuple[tuple[str, str], ...] = ()
 
 
 @record

@@ -12,7 +12,7 @@ import torch
 import hf_cases as cases
 import nanstop
 import tiny
-from nanstop.hosts.trainer.objective import rewards_at
+from nanstop.hosts.trainer.objective import reward_models, rewards_at
 from versions import needs
 
 _watch = nanstop.watch
@@ -130,6 +130,8 @@ def test_where_rewards_are_defined():
     assert [one.line for one in found[:2]] == [line, line]
     assert found[2].text == "def __call__(self, **_):"
     assert rewards_at(SimpleNamespace()) == ()
+    assert reward_models(trainer) == (("d", "float32"),)
+    assert reward_models(SimpleNamespace()) == ()
 
 
 def test_what_fails_where_a_trainer_generates_is_run_again_up_to_its_rewards(tmp_path, monkeypatch):

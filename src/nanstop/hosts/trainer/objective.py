@@ -14,9 +14,10 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanstop.diagnose.evidence.objective import INF, NAN, RATIO, RATIO_AT_ONCE, UNSCORED
+from nanstop.numerics.tensors import format_name
 from nanstop.own_code import is_of_library
 from nanstop.records import Signal, SourceLine, StepId
 from nanstop.tracebacks import passes_through
@@ -160,19 +161,30 @@ def rewards_at(trainer: Any) -> tuple[SourceLine, ...]:
     """Return where a trainer's reward functions are defined, each under the trainer's name for it;
     none of those that are models, or have no source.
     """
-    functions, names = (getattr(trainer, f"reward_func{s}", None) for s in ("s", "_names"))
-    if not isinstance(functions, (list, tuple)) or not isinstance(names, (list, tuple)):
-        return ()
-    named = ((_code(one), name) for one, name in zip(functions, names, strict=False))
+    named = ((_code(one), name) for one, name in _named_rewards(trainer))
     found = [(source_line((c, c.co_firstlineno)), name) for c, name in named if c is not None]
     return tuple(replace(line, function=str(name)) for line, name in found if line and line.text)
+
+
+def reward_models(trainer: Any) -> tuple[tuple[str, str], ...]:
+    """Return the name and the format of the weights of each reward function that is a model."""
+    named = [(m, str(name)) for m, name in _named_rewards(trainer) if isinstance(m, nn.Module)]
+    first = ((name, next(model.parameters(), None)) for model, name in named)
+    return tuple((name, format_name(one.dtype)) for name, one in first if one is not None)
+
+
+def _named_rewards(trainer: Any) -> list[tuple[Any, Any]]:
+    functions, names = (getattr(trainer, f"reward_func{s}", None) for s in ("s", "_names"))
+    if not isinstance(functions, (list, tuple)) or not isinstance(names, (list, tuple)):
+        return []
+    return list(zip(functions, names, strict=False))
 
 
 def _code(function: Any) -> CodeType | None:
     """Return the code of a function, or of what is called like one, behind what wraps it."""
     while isinstance(function, functools.partial):
         function = function.func
-    if isinstance(function, torch.nn.Module):
+    if isinstance(function, nn.Module):
         return None
     function = unwrap(function)
     code = getattr(function, "__code__", None) or getattr(function.__call__, "__code__", None)
@@ -194,7 +206,7 @@ def _counted(function: Any, place: int, counts: dict[int, int | None]) -> Any:
     A model, and a function that answers later, stay as they are; of an answer that can be read once
     only, as of one that comes later, it is not known.
     """
-    if isinstance(function, torch.nn.Module):
+    if isinstance(function, nn.Module):
         return function
     if iscoroutinefunction(function) or iscoroutinefunction(function.__call__):
         counts[place] = None

@@ -19,7 +19,7 @@ from torch import Tensor
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.detect.signals import Alarm, alarm, alarm_of_exception
 from nanstop.hosts.run_again import run_again
-from nanstop.hosts.trainer.step import Reentry, isolation
+from nanstop.hosts.trainer.step import Reentry, given_of, isolation, shown
 from nanstop.hosts.trainer.watched import WatchedTrainer
 from nanstop.hosts.window.ends import WindowEnds
 from nanstop.records import RunFacts, Signal, StepId
@@ -57,14 +57,14 @@ class EvaluationGuard:
         rng, kept = note_rng(), copy.copy(inputs)
 
         def again(batch: Any) -> Tensor:
-            return self._predict(model, batch, True, ignore_keys)[0]
+            return self._predict(model, given_of(batch), True, ignore_keys)[0]
 
         def step(loss: Tensor | None) -> ForwardStep:
             return ForwardStep(
                 watch.step_id(micro=0),
                 watch.view,
                 watch.facts,
-                (kept,),
+                (shown(kept),),
                 (loss,),
                 rng,
                 watch.host,

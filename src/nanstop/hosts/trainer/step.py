@@ -199,7 +199,7 @@ class Reentry:
         """
         state = self.trainer.accelerator.gradient_state
         sync = state.sync_gradients
-        given = micro.batch if batch is None else _given(batch)
+        given = micro.batch if batch is None else given_of(batch)
         outer, self.replaying = self.replaying, (micro, given)
         deferred = (
             nullcontext() if micro.sync else self.trainer.accelerator.no_sync(model=micro.model)
@@ -214,16 +214,16 @@ class Reentry:
 
 
 _UNPREPARED = "its micro-batches did not go through the trainer's `_prepare_inputs`"
-RAW = "inputs"
+_WHOLE = "inputs"
 """The entry that stands for a batch that is no mapping."""
 
 
-def _shown(batch: Any) -> Batch:
-    return batch if isinstance(batch, Mapping) else {RAW: batch}
+def shown(batch: Any) -> Batch:
+    return batch if isinstance(batch, Mapping) else {_WHOLE: batch}
 
 
-def _given(batch: Batch) -> Any:
-    return batch[RAW] if tuple(batch) == (RAW,) else batch
+def given_of(batch: Batch) -> Any:
+    return batch[_WHOLE] if tuple(batch) == (_WHOLE,) else batch
 
 
 @dataclass(slots=True)
@@ -246,7 +246,7 @@ class HfStep:
 
     @property
     def batches(self) -> tuple[Batch, ...]:
-        return tuple([_shown(m.batch) for m in self.window.micros])
+        return tuple([shown(m.batch) for m in self.window.micros])
 
     @property
     def losses(self) -> tuple[Tensor | None, ...]:

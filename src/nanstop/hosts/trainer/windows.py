@@ -20,10 +20,11 @@ from nanstop.hosts.tape.taped_step import TapedStep
 from nanstop.hosts.trainer.actions import clear_gradients
 from nanstop.hosts.trainer.evaluation import ForwardStep
 from nanstop.hosts.trainer.step import (
-    RAW,
     HfStep,
     TrainerMicro,
     TrainerWindow,
+    given_of,
+    shown,
 )
 from nanstop.hosts.trainer.watched import WatchedTrainer
 from nanstop.hosts.window.ends import WindowEnds
@@ -121,10 +122,10 @@ class TrainerWindows:
         watch = self._watch
         if micro.rng is None or watch.objective.is_scoring:
             return None
-        raw = {RAW: copy.copy(micro.raw)}
+        raw = shown(copy.copy(micro.raw))
 
         def again(batch: Batch) -> Any:
-            return watch.objective.generated(lambda: watch.host.prepare_inputs(batch[RAW]))
+            return watch.objective.generated(lambda: watch.host.prepare_inputs(given_of(batch)))
 
         return ForwardStep(
             at, watch.view, self.facts, (raw,), (None,), micro.rng, watch.host, again, training=True

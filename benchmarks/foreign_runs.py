@@ -40,7 +40,7 @@ _OWN = tuple(
 the warm process has it already, which saves half of its time.
 """
 _UNWATCHED = re.compile(
-    r"^nanstop: (?:nothing was watched: neither a Trainer nor an optimizer of torch was at work"
+    r"^nanstop: (?:nothing was watched: neither a Trainer nor an optimizer of torch has made a step"
     r"|this loop is not watched any more \(several threads train at once\))\n",
     re.M,
 )

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "46be917787925903")
+REPORT_FORM = (1, "78202acea174dfdc")
 
 
 def test_names():

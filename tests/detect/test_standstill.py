@@ -2,11 +2,16 @@
 (NS701).
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from fnstep import FnStep
 from loop_scripts import run_script
 from nanstop.decide.policy import Policy
+from nanstop.detect.standstill import none_arrives
+from nanstop.records import GradientPath
 from nanstop.session.factory import opener
 from nanstop.store.incidents import Store
 
@@ -119,6 +124,45 @@ def told(folder, objective, num_steps):
 def test_an_objective_without_a_gradient_is_told_after_many_updates(tmp_path, objective):
     assert told(tmp_path, objective, 63) == []
     assert told(tmp_path, objective, 64) == [("NS701", "the objective has no gradient")]
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+@pytest.mark.parametrize("num_zero", [4, 16])
+def test_gradients_that_do_not_arrive_any_more(is_gone, num_zero):
+    def loss(model, batch):
+        x = batch["x"]
+        y = model(x)
+        return ((y.detach() if is_gone else y * torch.zeros(1)) * x.sum(-1, keepdim=True)).mean()
+
+    model, x = torch.nn.Linear(4, 2), torch.randn(3, 4, requires_grad=True)
+    step = FnStep(model, loss, [{"x": x}])
+    step.id = replace(step.id, step=40)
+    path = GradientPath(num_trainable=10, num_tensors=2, num_reached=2)
+    found = none_arrives(step, path, 0.0, num_zero)
+    if is_gone and num_zero == 16:
+        assert (found.num_reached, found.unreached, found.reached_until) == (
+            0,
+            ("weight", "bias"),
+            24,
+        )
+    else:
+        assert found is None or found.num_reached == 2
+    assert model.weight.grad is None
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.float32])
+def test_an_entry_of_the_batch_that_takes_every_gradient_away_is_named(kind):
+    def loss(model, batch):
+        table = torch.ones(1, 2)  # a 1 among the ids is out of its range
+        y = model(batch["x"]) + table[batch["ids"]]
+        return (y * batch["mask"][:, None]).sum() / batch["count"].clamp(min=1)
+
+    model, zeros = torch.nn.Linear(4, 2), torch.zeros(3, dtype=torch.int64)
+    batch = {"x": torch.randn(3, 4), "ids": zeros, "mask": zeros.to(kind), "count": zeros.sum()}
+    path = GradientPath(num_trainable=10, num_tensors=2, num_reached=2)
+    found = none_arrives(FnStep(model, loss, [batch]), path, 0.0, 4)
+    assert found.zeros == ("mask",)
+    assert found.num_reached == 2
 
 
 def test_a_count_that_overflows_is_told_where_the_loss_is_divided_by_it(tmp_path):

@@ -288,6 +288,7 @@ FIRES = [
     ("NS114", setup(param_groups=(TRAINED,), gradient_path=replace(PATH, num_updated=0)), "certain"),
     ("NS114", setup(gradient_path=replace(PATH, reentrant=True, inputs_require_grad=False)), "likely"),
     ("NS114", setup(gradient_path=replace(PATH, num_reached=0, unreached=("w",))), "certain"),
+    ("NS114", setup(gradient_path=replace(PATH, num_reached=0, reached_until=7)), "certain"),
     ("NS114", setup(adapter=lora(alpha=0.0)), "certain"),
     ("NS114", setup(gradient_path=replace(PATH, cut=("head.weight",))), "likely"),
     ("NS114", setup(gradient_path=replace(PATH, num_tensors=9, num_reached=1, unreached=("lora_A",))), "likely"),
@@ -400,6 +401,7 @@ FIRES = [
     ("NS701", logged(frac_reward_zero_std=[1.0] * 3, reward_std=[0.2] * 3), "likely"),
     ("NS701", logged(frac_reward_zero_std=[0.5, *[1.0] * 4], reward_std=[0.2] * 5), "likely"),
     ("NS701", Evidence(facts=PREFERENCE, series=still([0.0] * 4, 0.0)), "likely"),
+    ("NS701", Evidence(facts=RunFacts(gradient_path=replace(PATH, zeros=("mask",))), series=still([0.0] * 64, 0.0)), "possible"),
     ("NS701", probed(objective=(objective_row("own_mean", "aten.sub.Tensor"),), are_all_zero=True), "certain"),
     ("NS701", Evidence(series=still([0.3, *[0.0] * 64], 0.0)), "possible"),
     ("NS702", evidence(localization(LOG_RATIO)), "certain"),
@@ -689,6 +691,15 @@ def test_rule_is_silent(code, given):
 @pytest.mark.parametrize("rule", CATALOGUE, ids=lambda rule: rule.code)
 def test_no_evidence_no_finding(rule):
     assert rule.check(Evidence()) is None
+
+
+@pytest.mark.parametrize(("kind", "word"), [("float16", "float32"), ("bfloat16", "scan")])
+def test_a_reward_that_is_a_model_is_told_as_that(kind, word):
+    facts = RunFacts(objective=ObjectiveFacts(method="grpo", reward_models=(("judge", kind),)))
+    told = check("NS704", Evidence(facts=facts, series=(series("reward_nan/judge", [1.0]),)))
+    assert len(told.lines) == 1
+    assert f"`judge` is a model whose weights are {kind}" in told.lines[0]
+    assert word in told.lines[0]
 
 
 def test_overflow_candidates_in_order_of_intrusion():

@@ -142,6 +142,7 @@ FIRES = [
     ("NS404", running(AWAY, UPWARDS), "likely"),
     ("NS404", running((2.0, 1.9, 2.1, 2.0, *AWAY), (3.0, 2.5, 3.1, 2.9, *UPWARDS)), "likely"),
     ("NS404", running([1.5, -20.0, *(-3e13 * (2 + step % 3) for step in range(8))], ()), "likely"),
+    ("NS404", running([-3e13 * 2**step for step in range(9)], ()), "likely"),
     ("NS404", climbing((*NARROW_LOSSES, 3000.0), (*NARROW_NORMS, 400.0), OVERFLOW), "likely"),
     ("NS504", evidence(IN_SAMPLE, batch=[FAR]), "likely"),
     ("NS504", evidence(EXPLODED, batch=[far_micro(s, m) for m, s in enumerate((1.0, 1e20, 2.0))]), "possible"),
@@ -176,6 +177,7 @@ SILENT = [
     ("NS404", running(AWAY, [2.0] * 9)),  # a loss that is scaled up, say
     ("NS404", running([-value for value in AWAY], UPWARDS)),  # a critic's has no bound below
     ("NS404", running([*(-3e13 for _ in range(7)), -2.0], ())),
+    ("NS404", running([-3e18 * (2 + step % 3) for step in range(9)], ())),  # of large rewards
     ("NS404", running([-1e13] * 9, (), rates=[1e-5 * 2**step for step in range(9)])),
     ("NS404", running((*AWAY, 90.0), (*UPWARDS, 30.0))),
     ("NS404", running([9.0, 1e3, 90.0, 1e4, 900.0, 1e5, 9e3, 1e6, 9e4, 1e7], [*UPWARDS, 9e6])),

@@ -557,6 +557,18 @@ def test_sampling_from_bad_probabilities():
     assert found.reaches == ("exception",)
 
 
+@pytest.mark.parametrize("phase", ["generate", "evaluate"])
+def test_what_reads_rows_that_are_hidden_is_known_outside_of_training_too(phase):
+    def loss(m, b):
+        with torch.no_grad():
+            x = m.head(m.proj(m.embed(b["input_ids"])))[:, -1]
+            torch.multinomial(torch.full_like(x, -INF).softmax(-1), 1)
+        return torch.zeros((), requires_grad=True) * 1
+
+    found = located(Net(lambda x: x), loss, phase=phase)
+    assert (op_of(found), found.first_bad.read_by) == ("_softmax", ("multinomial",))
+
+
 def test_growth_chain_is_oldest_first():
     found = located_body(lambda x: (x * 100).relu().mul(1e20).mul(1e15) * 1e10)
     assert [(event.op, event.scalars) for event in found.growth] == [

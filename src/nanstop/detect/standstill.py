@@ -9,7 +9,7 @@ with other weights.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 ELSEWHERE = "grad_elsewhere"
 """The series that holds what was found: the largest gradient with other weights."""
+GONE_FOR = 16
+"""Updates without a gradient after which it is asked whether any can arrive, where some did: a
+script may leave its loss out for a few.
+"""
+_MOST_ENTRIES = 4
 MOST_MOVED = 1 << 24
 """Weights that are moved, the last ones first: those of the head are enough."""
 _SHARE, _LEAST = 0.1, 0.02
@@ -69,9 +74,11 @@ class Standstill:
         return max(sizes, default=0.0) if num_moved else float("nan")
 
 
-def none_arrives(step: Step, path: GradientPath, elsewhere: float) -> GradientPath | None:
+def none_arrives(
+    step: Step, path: GradientPath, elsewhere: float, num_zero: int
+) -> GradientPath | None:
     """Return with ``path`` why every gradient is 0, None where that is not known.
-    ``elsewhere``: the largest one with other weights.
+    ``elsewhere``: the largest one with other weights; ``num_zero``: updates in a row without any.
 
     Undone bitwise; raises what the step raises. Synchronises the device.
     """
@@ -89,9 +96,48 @@ def none_arrives(step: Step, path: GradientPath, elsewhere: float) -> GradientPa
     trained = {n: p for n, p in step.view.root.named_parameters() if p.requires_grad}
     found = passed_by(step, tuple(trained.values()))
     if found is None:
-        return None
+        gone = _gone(step, path, num_zero) if num_zero >= GONE_FOR else None
+        zeros = () if gone else _zeros(step)
+        return replace(path, zeros=zeros) if zeros else gone
     behind = tuple(n for n, p in trained.items() if any(p is one for one in found.parameters))
     return replace(path, behind=behind, flat_at=found.line, is_own=found.is_own)
+
+
+def _gone(step: Step, path: GradientPath, num_zero: int) -> GradientPath | None:
+    """Return with ``path`` that a backward gives no trained tensor a gradient, not even zeros, as
+    after adapters were merged; None where it gives one.
+    """
+    trained = {n: p for n, p in step.view.root.named_parameters() if p.requires_grad}
+    with step.isolated(), torch.enable_grad():
+        step.run(0)
+        if any(p.grad is not None for p in trained.values()):
+            return None
+    missing, until = tuple(trained)[:8], step.id.step - num_zero
+    return replace(
+        path, num_tensors=len(trained), num_reached=0, unreached=missing, reached_until=until
+    )
+
+
+def _zeros(step: Step) -> tuple[str, ...]:
+    """Return the entries of the first micro-batch that are all 0, if a gradient arrives with ones
+    in them: masks, weights, advantages. Undone bitwise. Synchronises the device.
+
+    Whole numbers are given as fractions: what looks something up by them refuses that, where a 1
+    beyond a table of one row would end the process on a device.
+    """
+    batch, found = next(iter(step.batches), {}), list[str]()
+    whole = {n: v for n, v in batch.items() if isinstance(v, Tensor) and v.numel()}
+    for name in [name for name, values in whole.items() if not bool(values.any())][:_MOST_ENTRIES]:
+        values = whole[name]
+        kind = values.dtype if values.dtype.is_floating_point else torch.get_default_dtype()
+        ones = torch.ones_like(values, dtype=torch.bool if values.dtype is torch.bool else kind)
+        given = {**batch, name: ones}
+        with suppress(Exception), step.isolated(), torch.enable_grad():
+            step.run(0, given)
+            trained = (p.grad for p in step.view.root.parameters() if p.requires_grad)
+            if any(grad is not None and bool(grad.any()) for grad in trained):
+                found.append(name)
+    return tuple(found)
 
 
 def stuck(step: Step) -> tuple[str, ...]:

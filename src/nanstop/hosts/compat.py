@@ -155,6 +155,14 @@ def position(trainer: Any) -> int | None:
     return step if isinstance(step, int) else None
 
 
+def makes_batches(trainer: Any) -> bool:
+    """Return whether a trainer makes its batches by itself (GRPO, RLOO generate them), and does not
+    only move to the device what its loader gives.
+    """
+    owner = next(c for c in type(trainer).__mro__ if "_prepare_inputs" in vars(c))
+    return owner.__module__ != "transformers.trainer"
+
+
 def advance_position(trainer: Any) -> None:
     """Move on to the next buffered slice.
 

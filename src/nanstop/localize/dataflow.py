@@ -289,7 +289,7 @@ def _is_turned_over(trace: Trace, index: int) -> bool:
 
 
 def _after(trace: Trace, index: int) -> Iterator[Op]:
-    return (op for op in trace.ops[index + 1 :] if op.phase in ("forward", "loss", "recompute"))
+    return (op for op in trace.ops[index + 1 :] if op.phase not in ("backward", "optimizer"))
 
 
 def forward_outputs(trace: Trace, op: Op) -> tuple[Value, ...]:

@@ -171,12 +171,14 @@ class DataFacts:
 class ObjectiveFacts:
     """``beta``: of DPO the inverse temperature, of GRPO and RLOO the weight of the KL term.
     ``rewards_at``: where the reward functions are defined, by the name that the trainer gives each.
+    ``reward_models``: the name and the weights' format of each that is a model.
     """
 
     method: str
     beta: float | None = None
     num_generations: int | None = None
     rewards_at: tuple[SourceLine, ...] = ()
+    reward_models: tuple[tuple[str, str], ...] = ()
 
 
 @record
@@ -195,7 +197,9 @@ class GradientPath:
     that of a difference or a quotient of equals. ``zeroed_at``: the line that multiplies the whole
     loss by a 0 which stands there.
     ``replaced``: parameters with gradients that are in no optimizer and have taken the place of
-    those that it holds, later than update ``replaced_after``.
+    those that it holds, later than update ``replaced_after``. ``reached_until``: the last update
+    with a gradient, where there were some before ``num_reached`` was 0. ``zeros``: entries of the
+    batch that are all 0 where every gradient is, and by ones in which some arrives.
     """
 
     num_trainable: int
@@ -215,3 +219,5 @@ class GradientPath:
     zeroed_at: SourceLine | None = None
     replaced: tuple[str, ...] = ()
     replaced_after: int = 0
+    reached_until: int | None = None
+    zeros: tuple[str, ...] = ()

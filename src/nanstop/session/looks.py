@@ -207,7 +207,8 @@ class Looks:
             elsewhere = self._standstill.take(step)
             self._run.series.add(ELSEWHERE, step.id.step, elsewhere)
             path = facts.gradient_path
-            found = none_arrives(step, path, elsewhere) if path is not None else None
+            num_zero = self._standstill.num_zero
+            found = none_arrives(step, path, elsewhere, num_zero) if path is not None else None
             if found is not None:
                 self._learned(at=step.id, gradient_path=found)
             elif elsewhere == 0.0:

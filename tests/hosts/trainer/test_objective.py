@@ -12,9 +12,10 @@ import torch
 import hf_cases as cases
 import nanstop
 import tiny
-from nanstop.hosts.trainer.objective import rewards_at
+from nanstop.hosts.trainer.objective import reward_models, rewards_at
 from versions import needs
 
+_watch = nanstop.watch
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")
 
 
@@ -129,6 +130,40 @@ def test_where_rewards_are_defined():
     assert [one.line for one in found[:2]] == [line, line]
     assert found[2].text == "def __call__(self, **_):"
     assert rewards_at(SimpleNamespace()) == ()
+    assert reward_models(trainer) == (("d", "float32"),)
+    assert reward_models(SimpleNamespace()) == ()
+
+
+def test_what_fails_where_a_trainer_generates_is_run_again_up_to_its_rewards(tmp_path, monkeypatch):
+    asked = []
+
+    def counted(completions, **_):
+        asked.append(len(completions))
+        return lengths(completions)
+
+    made = []
+    monkeypatch.setattr(nanstop, "watch", lambda *a, **k: made.append(_watch(*a, **k)) or made[0])
+    with pytest.raises(RuntimeError, match="probability tensor"):
+        trained("GRPO", tmp_path, counted, repetition_penalty=1e-45, max_completion_length=1)
+    (told,) = made[0].incidents
+    assert told.incident.phase == "generate"
+    assert told.diagnoses[0].code == "NS201"
+    assert told.localization.first_bad.op == "aten.div.Tensor"
+    assert asked == []
+
+
+def test_what_fails_in_a_reward_function_is_not_asked_for_again(tmp_path, monkeypatch):
+    asked, made = [], []
+
+    def divided(completions, **_):
+        asked.append(len(completions))
+        return [1 / 0 for _ in completions]
+
+    monkeypatch.setattr(nanstop, "watch", lambda *a, **k: made.append(_watch(*a, **k)) or made[0])
+    with pytest.raises(ZeroDivisionError):
+        trained("GRPO", tmp_path, divided)
+    assert asked == [4]
+    assert [one.diagnoses[0].code for one in made[0].incidents] == ["NS000"]
 
 
 GOES_ON = needs("trl", "1.0", "before it an infinite reward is a NaN advantage")

@@ -5,6 +5,7 @@ done.
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from contextlib import nullcontext
 
 import pytest
@@ -187,9 +188,13 @@ class TestExceptions:
         assert len(session.exceptions) == (not is_bad)
         assert session.finished == 1
 
-    def test_generation_is_watched(self, tmp_path):
+    @pytest.mark.parametrize("phase", ["generate", "evaluate"])
+    def test_generation_is_watched(self, tmp_path, phase):
         session = cases.ScriptedSession("redo")
         trainer = cases.build("grpo", tmp_path)
+        # Its batches are lists of rows before it generates.
+        trainer.eval_dataset = trainer.train_dataset.select(range(4))
+        trainer.args.eval_on_start = phase == "evaluate"
 
         def generate(*_, **__):
             raise self.ERROR
@@ -198,7 +203,10 @@ class TestExceptions:
         with pytest.raises(RuntimeError, match="probability tensor"):
             cases.run(trainer, session=session)
         (failure,) = session.failures
-        assert (failure.phase, failure.step) == ("generate", None)
+        assert failure.phase == phase
+        assert all(isinstance(batch, Mapping) for batch in failure.step.batches)
+        with failure.step.isolated(), pytest.raises(RuntimeError, match="probability tensor"):
+            failure.step.run(0)
 
     @pytest.mark.parametrize(
         ("text", "numeric"),

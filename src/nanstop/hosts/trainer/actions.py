@@ -6,7 +6,7 @@ Redo, skip or rollback, with the host's books kept right.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -21,7 +21,6 @@ from nanstop.hosts.trainer.step import (
     HfStep,
     Reentry,
     TrainerWindow,
-    clear_gradients,
     isolation,
 )
 from nanstop.hosts.window.remedies import under
@@ -186,6 +185,12 @@ class Carrier:
             state["found_inf_per_device"] = {device: torch.ones((), device=device)}
         kept = scaler.state_dict()
         self._until_update.callback(_once(scaler, "update", lambda: scaler.load_state_dict(kept)))
+
+
+def clear_gradients(parameters: Iterable[Tensor]) -> None:
+    """Set every gradient to None: the state at the start of a window."""
+    for parameter in parameters:
+        parameter.grad = None
 
 
 def _once(owner: Any, name: str, callback: Callable[[], None]) -> Callable[[], None]:

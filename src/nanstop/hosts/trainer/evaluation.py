@@ -1,23 +1,25 @@
 """Watches a trainer's evaluation.
 
-Exceptions with a numeric signature, and losses that are not finite.
+Exceptions with a numeric signature, and losses that are not finite. What is called without a
+backward, there or where a trainer makes its own batches, is a step of one call.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.detect.signals import Alarm, alarm, alarm_of_exception
 from nanstop.hosts.run_again import run_again
-from nanstop.hosts.trainer.step import Reentry, isolation
+from nanstop.hosts.trainer.step import Reentry, given_of, isolation, shown
 from nanstop.hosts.trainer.watched import WatchedTrainer
 from nanstop.hosts.window.ends import WindowEnds
 from nanstop.records import RunFacts, Signal, StepId
@@ -55,18 +57,19 @@ class EvaluationGuard:
         rng, kept = note_rng(), copy.copy(inputs)
 
         def again(batch: Any) -> Tensor:
-            return self._predict(model, batch, True, ignore_keys)[0]
+            return self._predict(model, given_of(batch), True, ignore_keys)[0]
 
-        def step(loss: Tensor | None) -> EvalStep:
-            return EvalStep(
+        def step(loss: Tensor | None) -> ForwardStep:
+            return ForwardStep(
                 watch.step_id(micro=0),
                 watch.view,
                 watch.facts,
-                (kept,),
+                (shown(kept),),
                 (loss,),
                 rng,
                 watch.host,
                 again,
+                training=False,
             )
 
         try:
@@ -105,10 +108,12 @@ class EvaluationGuard:
 
 
 @dataclass(slots=True)
-class EvalStep:
-    """One evaluation batch as a step of one micro-batch.
+class ForwardStep:
+    """One call of the model as a step of one micro-batch: of an evaluation, or of what a trainer
+    makes a batch by (it generates, and is rewarded).
 
-    Forward and loss only, no gradient, no update.
+    Forward only, no gradient, no update. ``again`` makes the call; ``training``: whether the model
+    is as it is in training.
     """
 
     id: StepId
@@ -118,7 +123,8 @@ class EvalStep:
     losses: tuple[Tensor | None, ...]
     rng: RngState
     host: Reentry
-    predict: Any
+    again: Callable[[Batch], Any]
+    training: bool
     rates: tuple[float, ...] = ()
     collectives: Collectives = field(default_factory=Collectives)
 
@@ -136,12 +142,14 @@ class EvalStep:
     def run(self, micro: int, batch: Batch | None = None) -> Tensor:
         restore_rng(self.rng)
         inputs = copy.copy(self.batches[micro] if batch is None else batch)
-        self.host.root.eval()
+        if not self.training:
+            self.host.root.eval()
         with run_again(self.host.root, (), compiled=self.facts.compiled):
-            return self.predict(inputs)
+            made = self.again(inputs)
+        return made if isinstance(made, Tensor) else torch.zeros(0)  # it has no loss
 
     def update(self) -> None:
-        """Evaluation updates nothing."""
+        """Nothing is updated by it."""
 
     @contextmanager
     def isolated(self, *, with_update: bool = False) -> Iterator[None]:

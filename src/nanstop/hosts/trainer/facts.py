@@ -14,7 +14,7 @@ from nanstop.hosts import compat
 from nanstop.hosts.model.structure import structure
 from nanstop.hosts.model.updates import resumed_from
 from nanstop.hosts.sharded.models import can_agree
-from nanstop.hosts.trainer.objective import rewards_at
+from nanstop.hosts.trainer.objective import reward_models, rewards_at
 from nanstop.hosts.trainer.options import objective_of, planned_optimizer, precision_of, schedule_of
 from nanstop.hosts.trainer.view import HfView
 from nanstop.numerics.tensors import format_name
@@ -82,7 +82,8 @@ def _divided(trainer: Any, sums: AccumulationFacts | None) -> AccumulationFacts 
 
 def _objective(trainer: Any) -> ObjectiveFacts | None:
     found = objective_of(trainer.args)
-    return found and replace(found, rewards_at=rewards_at(trainer))
+    models = reward_models(trainer)
+    return found and replace(found, rewards_at=rewards_at(trainer), reward_models=models)
 
 
 def _autocast(trainer: Any) -> str | None:

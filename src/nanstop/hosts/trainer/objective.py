@@ -14,9 +14,10 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanstop.diagnose.evidence.objective import INF, NAN, RATIO, RATIO_AT_ONCE, UNSCORED
+from nanstop.numerics.tensors import format_name
 from nanstop.own_code import is_of_library
 from nanstop.records import Signal, SourceLine, StepId
 from nanstop.tracebacks import passes_through
@@ -29,6 +30,10 @@ __tracebackhide__ = passes_through
 
 _REWARDS, _LOGPS = "_calculate_rewards", "_get_per_token_logps_and_entropies"
 Note = Callable[[str, Any], None]
+
+
+class _GeneratedError(Exception):
+    """A trainer asks for the rewards of what it has generated."""
 
 
 class Objective:
@@ -46,6 +51,9 @@ class Objective:
         self._signals: tuple[Signal, ...] = ()
         self._generated_at: int | None = None
         self._logps: Tensor | None = None
+        self._ends_there = False
+        self.is_scoring = False
+        """Whether rewards were asked for, and have not come back."""
 
     def install(self, patches: Patches) -> None:
         """Put the patches in place where the trainer has what they stand in for."""
@@ -53,6 +61,18 @@ class Objective:
             original = getattr(self._trainer, name, None)
             if original is not None:
                 patches.set(self._trainer, name, functools.partial(stand_in, original))
+
+    def generated(self, make: Callable[[], Any]) -> Any:
+        """Return what ``make`` does, up to where it asks for rewards: the script's functions may
+        ask a service for them.
+        """
+        self._ends_there = True
+        try:
+            return make()
+        except _GeneratedError:
+            return None
+        finally:
+            self._ends_there = False
 
     def signals(self, at: StepId) -> tuple[Signal, ...]:
         """Return what was wrong with the rewards that the present batch was made from."""
@@ -91,6 +111,14 @@ class Objective:
         return found
 
     def _on_rewards(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._ends_there:
+            raise _GeneratedError
+        self.is_scoring = True
+        rewards = self._scored(original, *args, **kwargs)
+        self.is_scoring = False
+        return rewards
+
+    def _scored(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         trainer = self._trainer
         if not trainer.model.training:
             return original(*args, **kwargs)
@@ -133,19 +161,30 @@ def rewards_at(trainer: Any) -> tuple[SourceLine, ...]:
     """Return where a trainer's reward functions are defined, each under the trainer's name for it;
     none of those that are models, or have no source.
     """
-    functions, names = (getattr(trainer, f"reward_func{s}", None) for s in ("s", "_names"))
-    if not isinstance(functions, (list, tuple)) or not isinstance(names, (list, tuple)):
-        return ()
-    named = ((_code(one), name) for one, name in zip(functions, names, strict=False))
+    named = ((_code(one), name) for one, name in _named_rewards(trainer))
     found = [(source_line((c, c.co_firstlineno)), name) for c, name in named if c is not None]
     return tuple(replace(line, function=str(name)) for line, name in found if line and line.text)
+
+
+def reward_models(trainer: Any) -> tuple[tuple[str, str], ...]:
+    """Return the name and the format of the weights of each reward function that is a model."""
+    named = [(m, str(name)) for m, name in _named_rewards(trainer) if isinstance(m, nn.Module)]
+    first = ((name, next(model.parameters(), None)) for model, name in named)
+    return tuple((name, format_name(one.dtype)) for name, one in first if one is not None)
+
+
+def _named_rewards(trainer: Any) -> list[tuple[Any, Any]]:
+    functions, names = (getattr(trainer, f"reward_func{s}", None) for s in ("s", "_names"))
+    if not isinstance(functions, (list, tuple)) or not isinstance(names, (list, tuple)):
+        return []
+    return list(zip(functions, names, strict=False))
 
 
 def _code(function: Any) -> CodeType | None:
     """Return the code of a function, or of what is called like one, behind what wraps it."""
     while isinstance(function, functools.partial):
         function = function.func
-    if isinstance(function, torch.nn.Module):
+    if isinstance(function, nn.Module):
         return None
     function = unwrap(function)
     code = getattr(function, "__code__", None) or getattr(function.__call__, "__code__", None)
@@ -167,7 +206,7 @@ def _counted(function: Any, place: int, counts: dict[int, int | None]) -> Any:
     A model, and a function that answers later, stay as they are; of an answer that can be read once
     only, as of one that comes later, it is not known.
     """
-    if isinstance(function, torch.nn.Module):
+    if isinstance(function, nn.Module):
         return function
     if iscoroutinefunction(function) or iscoroutinefunction(function.__call__):
         counts[place] = None

@@ -43,8 +43,9 @@ class TrainerMicro:
     Noted between its ``_prepare_inputs`` and its loss: replays start there.
 
     ``before`` and ``after`` are notes of the trainer, ``after`` at the end of the call; ``batch``
-    is a shallow copy of what ``_prepare_inputs`` returned, None where it raised. ``advanced``: it
-    moved on to the next buffered slice as well. ``taped``: the calls of a loss of the script's own.
+    is a shallow copy of what ``_prepare_inputs`` returned, None where it raised (``rng`` is of its
+    beginning then, in a trainer that makes its batches there). ``advanced``: it moved on to the
+    next buffered slice as well. ``taped``: the calls of a loss of the script's own.
     """
 
     model: nn.Module
@@ -121,6 +122,7 @@ class Reentry:
         self.replaying: tuple[TrainerMicro, Any] | None = None
         """What is run again, of which batch: what the trainer calls then is no doing of the run."""
         self._rng = RngNotes()
+        self._makes_batches = compat.makes_batches(trainer)
         self._noted = state_diff.NOTHING
         """The last note of the trainer."""
         self._recording: TrainerMicro | None = None
@@ -167,8 +169,10 @@ class Reentry:
             restore_rng(micro.rng)
             return copy.copy(batch)
         position = compat.position(self.trainer)
-        prepared = self.prepare_inputs(inputs)
         micro = self._recording
+        if micro is not None and micro.batch is None and self._makes_batches:
+            micro.rng = self._rng.note()
+        prepared = self.prepare_inputs(inputs)
         if micro is not None and micro.batch is None:
             micro.batch = copy.copy(prepared)
             micro.advanced = compat.position(self.trainer) != position
@@ -195,7 +199,7 @@ class Reentry:
         """
         state = self.trainer.accelerator.gradient_state
         sync = state.sync_gradients
-        given = micro.batch if batch is None else _given(batch)
+        given = micro.batch if batch is None else given_of(batch)
         outer, self.replaying = self.replaying, (micro, given)
         deferred = (
             nullcontext() if micro.sync else self.trainer.accelerator.no_sync(model=micro.model)
@@ -214,11 +218,11 @@ _WHOLE = "inputs"
 """The entry that stands for a batch that is no mapping."""
 
 
-def _shown(batch: Any) -> Batch:
+def shown(batch: Any) -> Batch:
     return batch if isinstance(batch, Mapping) else {_WHOLE: batch}
 
 
-def _given(batch: Batch) -> Any:
+def given_of(batch: Batch) -> Any:
     return batch[_WHOLE] if tuple(batch) == (_WHOLE,) else batch
 
 
@@ -242,7 +246,7 @@ class HfStep:
 
     @property
     def batches(self) -> tuple[Batch, ...]:
-        return tuple([_shown(m.batch) for m in self.window.micros])
+        return tuple([shown(m.batch) for m in self.window.micros])
 
     @property
     def losses(self) -> tuple[Tensor | None, ...]:
@@ -388,12 +392,6 @@ def isolation(
         ready_scaler(scaler)
         host.position = None
         yield
-
-
-def clear_gradients(parameters: Iterable[Tensor]) -> None:
-    """Set every gradient to None: the state at the start of a window."""
-    for parameter in parameters:
-        parameter.grad = None
 
 
 def _wrapped(trainer: Any) -> list[Any]:

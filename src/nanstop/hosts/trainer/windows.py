@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import replace
 from typing import Any
@@ -16,12 +17,20 @@ from nanstop.detect.signals import Alarm, alarm, alarm_of_exception, alarm_of_re
 from nanstop.hosts import compat
 from nanstop.hosts.tape.pieces import accumulation_in
 from nanstop.hosts.tape.taped_step import TapedStep
-from nanstop.hosts.trainer.step import HfStep, TrainerWindow, clear_gradients
+from nanstop.hosts.trainer.actions import clear_gradients
+from nanstop.hosts.trainer.evaluation import ForwardStep
+from nanstop.hosts.trainer.step import (
+    HfStep,
+    TrainerMicro,
+    TrainerWindow,
+    given_of,
+    shown,
+)
 from nanstop.hosts.trainer.watched import WatchedTrainer
 from nanstop.hosts.window.ends import WindowEnds
 from nanstop.numerics.trained import held_by
 from nanstop.records import RunFacts, Signal, StepId
-from nanstop.replay.step import parameters_of
+from nanstop.replay.step import Batch, parameters_of
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
@@ -93,7 +102,7 @@ class TrainerWindows:
             return False
         found = replace(alarm_of_exception(watch.view, at, error, phase), is_past=is_own)
         if micro.batch is None:
-            self.ends.ask(None, found)
+            self.ends.ask(self._preparation(micro, at), found)
             return False
         if is_own and self.facts.world_size > 1:  # the others wait for this one
             self.ends.ask(self.step(window), replace(found, no_redo=RAISED))
@@ -105,6 +114,22 @@ class TrainerWindows:
         if not window.ending.apply:
             micro.loss = watch.host.leave_out(micro)
         return True
+
+    def _preparation(self, micro: TrainerMicro, at: StepId) -> ForwardStep | None:
+        """Return what generates for the batch of ``micro``, which raised, as a step; None where its
+        beginning is not known, or it had come to its rewards.
+        """
+        watch = self._watch
+        if micro.rng is None or watch.objective.is_scoring:
+            return None
+        raw = shown(copy.copy(micro.raw))
+
+        def again(batch: Batch) -> Any:
+            return watch.objective.generated(lambda: watch.host.prepare_inputs(given_of(batch)))
+
+        return ForwardStep(
+            at, watch.view, self.facts, (raw,), (None,), micro.rng, watch.host, again, training=True
+        )
 
     def _is_answer(self, window: TrainerWindow, error: Exception) -> bool:
         from nanstop.localize.own_answer import answers_a_bad_number  # no use to a healthy run

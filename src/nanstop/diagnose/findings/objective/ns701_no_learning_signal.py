@@ -17,7 +17,9 @@ the other rows of a micro-batch are none where it has 1 row: the softmax of one 
 group of 1, or of a mean over the wrong dimension: 0, whatever the reward. Pairs whose better answer
 is a copy of the worse one have a margin of 0 whatever the weights are: the loss of DPO stays at log
 2 = 0.693, and what is left of the gradient, 1e-7, are roundings. A loss that its line multiplies by
-0 has no gradient at any weights: said after four updates, where nothing else hangs on them.
+0 has no gradient at any weights: said after four updates, where nothing else hangs on them. Where
+completions that were cut are masked, and none comes to its end, the mask of the batch is 0
+throughout: an entry of zeros is named if a gradient arrives with ones in its place.
 
 ## Example
 ```
@@ -54,7 +56,7 @@ from __future__ import annotations
 
 from nanstop.diagnose.evidence.reading import series_values, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence
+from nanstop.records import Diagnosis, Evidence, GradientPath
 from nanstop.wording import counted, listed, number
 
 FROM_THE_START = 4
@@ -197,9 +199,18 @@ def _no_gradient(evidence: Evidence) -> Diagnosis | None:
         cause=f"the gradient was exactly 0 in {counted(num_steps, 'update')} in a row, and is "
         "with other weights, too",
         confidence="likely" if asks else "possible",
-        lines=("look for advantages, weights or masks of the loss that are all 0",),
+        lines=(_zeros_of(path),),
         where="gradient",
     )
+
+
+def _zeros_of(path: GradientPath | None) -> str:
+    if path is None or not path.zeros:
+        return (
+            "look for advantages, weights or masks of the loss that are all 0, or for a model "
+            "that is compared with itself"
+        )
+    return f"all of {listed(path.zeros)} in the batch is 0: with ones there a gradient arrives"
 
 
 def _may_flush(evidence: Evidence) -> bool:

@@ -93,14 +93,27 @@ def _derived(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _with_line(found: Diagnosis, evidence: Evidence) -> Diagnosis:
-    """Return a finding with the line that defines the function which it names, if that is known."""
+    """Return a finding with the line that defines the function which it names, or with what the
+    model is that it names, if that is known.
+    """
     objective = standing(evidence).objective
     lines = objective.rewards_at if objective is not None else ()
     line = next((one for one in lines if one.function == found.where), None)
+    models = objective.reward_models if objective is not None else ()
+    kind = next((kind for name, kind in models if (name or "reward") == found.where), "")
+    if kind and line is None:
+        advice = f"`{found.where}` is a model whose weights are {kind}: {_of_model(kind)}"
+        return replace(found, lines=(advice, *(one for one in found.lines if one != _ADVICE)))
     if line is None:
         return found
     defined = f"`{line.function}` is defined at {line.short}: `{line.text}`"
     return replace(found, source=line, lines=(defined, *found.lines))
+
+
+def _of_model(kind: str) -> str:
+    if kind == "float16":
+        return "load it in the format that it was trained in, or in float32"
+    return "look for weights of it that are not finite (`nanstop scan CHECKPOINT`)"
 
 
 def _word(value: float | None) -> str:

@@ -19,17 +19,18 @@ an earlier `model` keeps the old tensors: it updates 0 of the parameters that ar
 nn.Linear(...)` after it: the new head gets gradients, is in no optimizer and stays as it is, and
 the old one, which it holds, is no part of the model any more. An optimizer of the body alone trains
 all that lies below a last layer that stays as it was drawn. A `.detach()`, `.item()` or
-`torch.no_grad()` on the way to the loss ends the graph. LoRA adds B A x alpha / r, and B starts at
-zero: with alpha 0 both gradients are exactly 0 for ever. So they are where A is 0 as well as B (a
-model initialised after its adapters): 0 times something, each.
+`torch.no_grad()` on the way to the loss ends the graph, and adapters that are merged are left out
+of it: told after 16 updates, where gradients had come before. LoRA adds B A x alpha / r, and B
+starts at zero: with alpha 0 both gradients are exactly 0 for ever. So they are where A is 0 as well
+as B (a model initialised after its adapters): 0 times something, each.
 
 A part that is cut off alone is told after 8 updates without a gradient of it, where the loss is
 another one with other values of it, or its module is only run under `no_grad`; what nothing hangs
 on (a pooler) or somebody else moves (an average) is not. So is an optimizer that never had a
 gradient (a generator of detached samples): the only one after three updates. Behind `torch.round`
-or a sign gradients are zeros, and so behind `a - a`
-and `a / a` (a ratio to an old policy that is not detached, the one weight of a router over its own
-sum): told where gradients come with that operation passed by.
+or a sign gradients are zeros, and so behind `a - a` and `a / a` (a ratio to an old policy that is
+not detached, the one weight of a router over its own sum): told where gradients come with that
+operation passed by.
 
 ## Example
 ```python
@@ -310,8 +311,12 @@ def _none_arrives(path: GradientPath) -> Reason | None:
     cause = f"after one backward none of {counted(path.num_tensors, 'trainable tensor')} has one"
     if path.unreached:
         cause += f": {listed(path.unreached, of=path.num_tensors)}"
-    advice = "look for detach, item or no_grad before the loss"
-    return Reason("certain", "no gradient arrives", cause, advice, trains_nothing=True)
+    title, advice = "no gradient arrives", "look for detach, item or no_grad before the loss"
+    if path.reached_until is not None:
+        title = "gradients do not arrive any more"
+        cause += f"; the last update that had some was {path.reached_until}"
+        advice += ", or for adapters that were merged or switched off"
+    return Reason("certain", title, cause, advice, trains_nothing=True)
 
 
 def _part_cut_off(path: GradientPath) -> Reason | None:

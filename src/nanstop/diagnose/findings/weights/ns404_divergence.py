@@ -184,11 +184,15 @@ def _without_end(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the last losses of a run that has not failed are below zero, each so
     far that no objective with a bound or a density comes there.
     """
-    history = series_values(evidence, "loss_raw")[-_RISING - 1 :]
+    known = series_values(evidence, "loss_raw")
+    history = known[-_RISING - 1 :]
     latest = [value for _, value in history]
     if len(latest) <= _RISING or not all(-math.inf < value < -BELOW_ALL for value in latest):
         return None
-    if _is_search(evidence):
+    # Rewards of 1e20 make losses of that size from the first one on, which do not go anywhere.
+    num_lower = sum(later < earlier for earlier, later in pairwise(latest))
+    has_come = abs(known[0][1]) < BELOW_ALL or num_lower >= _RISING - 1
+    if not has_come or _is_search(evidence):
         return None
     source = update_line(evidence) or standing(evidence).optimizer_at
     return Diagnosis(

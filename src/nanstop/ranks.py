@@ -10,10 +10,15 @@ PATIENCE = 300.0
 
 
 def rank() -> int:
-    """Return the global rank that torchrun, accelerate and others set;
-    0 where none is set, or none that is a number.
+    """Return the global rank that torchrun, accelerate and others set; 0 where none is set, or none
+    that is a number.
+
+    Lightning's launcher says which process of a node this is, and which node, in its place: what
+    is made of both belongs to this process alone, and is its rank on the first node.
     """
-    return _whole("RANK")
+    if os.environ.get("RANK"):
+        return _whole("RANK")
+    return _whole("NODE_RANK") * num_launched() + _whole("LOCAL_RANK")
 
 
 def is_first() -> bool:

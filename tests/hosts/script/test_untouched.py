@@ -331,3 +331,59 @@ def test_a_script_may_give_everything_by_its_name(tmp_path):
     session = ReplayingSession()
     assert same(run_script(tmp_path / "script.py", BY_NAME, session)["PARAMETERS"], plain)
     assert session.found == []
+
+
+WRAPPED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+counts = dict.fromkeys(("__call__", "backward", "zero_grad", "load_state_dict", "eval"), 0)
+OWNERS = {"backward": torch.Tensor, "zero_grad": torch.optim.Optimizer}
+before = {}
+def wrapped(name, inner):
+    def outer(*args, **kwargs):
+        counts[name] += 1
+        return inner(*args, **kwargs)
+    return outer
+def wrap():
+    for name in counts:
+        owner = OWNERS.get(name, nn.Module)
+        before[name] = getattr(owner, name)
+        setattr(owner, name, wrapped(name, before[name]))
+def unwrap():
+    for name, inner in before.items():
+        setattr(OWNERS.get(name, nn.Module), name, inner)
+if FIRST < 0:
+    wrap()
+net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+other = nn.Linear(8, 1)
+opt = torch.optim.SGD(net.parameters(), lr=1e-2)
+for step in range(8):
+    if step == FIRST:
+        wrap()
+    if step == LAST:
+        unwrap()
+    x = torch.randn(16, 8)
+    opt.zero_grad()
+    if step == 1:
+        other = torch.fx.symbolic_trace(other)
+    (net[2](net[1](net[0](x))) + other(x)).square().mean().backward()
+    opt.step()
+    other.load_state_dict(state_dict=other.state_dict())
+    net.eval(), net.train()
+unwrap()
+PARAMETERS = [*net.parameters(), torch.tensor(list(counts.values()))]
+"""
+
+
+@pytest.mark.parametrize(("first", "last"), [(-1, 9), (0, 9), (1, 9), (4, 9), (-1, 3), (0, 1)])
+def test_what_a_script_puts_in_the_place_of_torchs_methods_stays_there(tmp_path, first, last):
+    values = {"FIRST": first, "LAST": last}
+    plain = run_script(tmp_path / "plain.py", WRAPPED, **values)["PARAMETERS"]
+    session = ReplayingSession()
+    before = nn.Module.__call__
+    watched = run_script(tmp_path / "script.py", WRAPPED, session, **values)["PARAMETERS"]
+    assert same(watched, plain)
+    assert session.found == []
+    assert nn.Module.__call__(nn.Identity(), 3) == 3
+    assert first >= 0 or nn.Module.__call__ is before

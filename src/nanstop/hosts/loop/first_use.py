@@ -66,14 +66,18 @@ class FirstUse(OwnMode):
         finally:
             tape.start()
 
-    def _call(self, _original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Stand in for ``nn.Module.__call__``: what trains may begin with its first call."""
         self.end()
         trains = torch.is_grad_enabled() and module.training
         if trains and any(p.requires_grad for p in module.parameters()):
             self._loops()
-        # Not by its class, whose own `__call__` may have come this far by now.
-        return nn.Module.__call__(module, *args, **kwargs)
+        # Not as the script calls it: what is around this, a class's own `__call__` or what a script
+        # has put in the place of this one, has come this far by now.
+        by_now = self._table.stand_in(nn.Module, "__call__")
+        if by_now is None:
+            return original(module, *args, **kwargs)
+        return by_now(original, module, *args, **kwargs)
 
     def end(self) -> None:
         """See no more, and come off the stack, if that is possible now."""

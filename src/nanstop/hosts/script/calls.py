@@ -90,7 +90,7 @@ class Calls:
             is_within = calls_itself(type(module))
             self._table.replace(type(module), "__call__", self.call)
             if not is_within:
-                return type(module).__call__(module, *args, **kwargs)
+                return self.call(original, module, *args, **kwargs)
             again = InnerCall(original, on_one_rank(module))
             return self._called(partial(original, module), module, args, kwargs, again=again)
         if watched and torch.is_grad_enabled() and has_buffers(module):

@@ -72,6 +72,7 @@ that never differs. NS802: a logged loss of 0. NS107: a quantised base without a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from nanstop.diagnose.evidence.accounts import has_signal, repeated
@@ -83,6 +84,7 @@ from nanstop.records import (
     Confidence,
     Diagnosis,
     Evidence,
+    GradientAccount,
     GradientPath,
     Incident,
     RunFacts,
@@ -137,11 +139,7 @@ def _replaced(evidence: Evidence) -> Diagnosis | None:
         made,
         trains_nothing=twice[-1].is_only and twice[-1].num_with_gradient == 0,
     )
-    return reason.diagnosis(
-        "NS114",
-        where=standing(evidence).host,
-        seen=sighting(evidence, "optimizer", since=twice[0].at.step),
-    )
+    return _told(reason, evidence, twice)
 
 
 def _left_at_the_end(evidence: Evidence) -> Diagnosis | None:
@@ -151,7 +149,7 @@ def _left_at_the_end(evidence: Evidence) -> Diagnosis | None:
     looks = repeated(evidence.accounts, _THREE)
     if not looks or not all(one.num_at_the_end and has_signal(one) for one in looks):
         return None
-    num, facts = counted(looks[-1].num_at_the_end, "tensor"), standing(evidence)
+    num = counted(looks[-1].num_at_the_end, "tensor")
     reason = Reason(
         "likely",
         "the last layer is in no optimizer",
@@ -160,10 +158,9 @@ def _left_at_the_end(evidence: Evidence) -> Diagnosis | None:
             f"update {looks[-1].at.step}; the optimizer has what comes before"
         ),
         "give the optimizer the whole model's parameters, or freeze by requires_grad",
-        looks[-1].made_at or facts.optimizer_at,
+        looks[-1].made_at or standing(evidence).optimizer_at,
     )
-    seen = sighting(evidence, "optimizer", since=looks[0].at.step)
-    return reason.diagnosis("NS114", where=facts.host, seen=seen)
+    return _told(reason, evidence, looks)
 
 
 def _never_moved(evidence: Evidence) -> Diagnosis | None:
@@ -183,11 +180,7 @@ def _never_moved(evidence: Evidence) -> Diagnosis | None:
         source,
         looks[-1].given_at,
     )
-    return reason.diagnosis(
-        "NS114",
-        where=standing(evidence).host,
-        seen=sighting(evidence, "optimizer", since=looks[0].at.step),
-    )
+    return _told(reason, evidence, looks)
 
 
 def _never_reached(evidence: Evidence) -> Diagnosis | None:
@@ -200,8 +193,8 @@ def _never_reached(evidence: Evidence) -> Diagnosis | None:
         return None
     if has_signal(looks[-1]) or looks[-1].at.step < (0 if is_only else _LATE):
         return None
-    # Hooks on gradients may train what it holds, each with an optimizer of its own.
     are_unheld = all(one.num_unheld for one in looks)
+    # Hooks on gradients may train what it holds, each with an optimizer of its own.
     if not are_unheld and not all(one.were_weights_still for one in looks):
         return None
     made = looks[-1].made_at
@@ -223,11 +216,12 @@ def _never_reached(evidence: Evidence) -> Diagnosis | None:
         made,
         trains_nothing=looks[-1].is_only,
     )
-    return reason.diagnosis(
-        "NS114",
-        where=standing(evidence).host,
-        seen=sighting(evidence, "optimizer", since=looks[0].at.step),
-    )
+    return _told(reason, evidence, looks)
+
+
+def _told(reason: Reason, evidence: Evidence, looks: Sequence[GradientAccount]) -> Diagnosis:
+    seen = sighting(evidence, "optimizer", since=looks[0].at.step)
+    return reason.diagnosis("NS114", where=standing(evidence).host, seen=seen)
 
 
 def is_mostly_unreached(path: GradientPath) -> bool:

@@ -4,15 +4,11 @@ again.
 In processes of their own, as `nanstop run` starts them.
 """
 
-import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
 
-from nanstop.store.incidents import load_summary
+from lightning_runs import ended
 
 pytestmark = [
     pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed"),
@@ -48,37 +44,18 @@ print(json.dumps([hashlib.sha256(weights).hexdigest(), losses]))
 """
 
 
-def run(folder, *words, watched=True):
-    """Return what a training came to, and the rows of its summary."""
-    folder.mkdir()
-    (folder / "loop.py").write_text(SCRIPT)
-    before = ("-m", "nanstop", "run", "--out", "out") if watched else ()
-    done = subprocess.run(
-        [sys.executable, *before, "loop.py", *words],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "left out" not in done.stderr
-    rows = load_summary(folder / "out" / "summary.json").incidents if watched else ()
-    return json.loads(done.stdout.splitlines()[-1]), rows
-
-
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_a_healthy_loop_is_bitwise_equal(tmp_path, precision):
-    plain, _ = run(tmp_path / "plain", precision, "-1", watched=False)
-    watched, rows = run(tmp_path / "watched", precision, "-1")
+    plain, *_ = ended(tmp_path / "plain", SCRIPT, precision, "-1", watched=False)
+    watched, rows, errors = ended(tmp_path / "watched", SCRIPT, precision, "-1")
     assert watched == plain
     assert rows == ()
+    assert "left out" not in errors
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_a_failing_step_is_run_again_whatever_backward_fabric_has(tmp_path, precision):
-    _, (row,) = run(tmp_path / "run", precision, "5")
+    _, (row,), _ = ended(tmp_path / "run", SCRIPT, precision, "5")
     assert (row.code, row.step) == ("NS304", 5)
     (report,) = (tmp_path / "run" / "out").glob("*/report.json")
     said = report.read_text()

@@ -4,15 +4,11 @@ before the update where that can be.
 In processes of their own, as `nanstop run` starts them.
 """
 
-import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
 
-from nanstop.store.incidents import load_summary
+from lightning_runs import ended
 
 pytestmark = [
     pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed"),
@@ -104,21 +100,8 @@ print(json.dumps([hashlib.sha256(weights).hexdigest(), net.losses]))
 
 def fit(folder, *words, watched=True):
     """Return what a training came to, and the rows of its summary."""
-    folder.mkdir()
-    (folder / "fit.py").write_text(SCRIPT)
-    before = ("-m", "nanstop", "run", "--out", "out") if watched else ()
-    done = subprocess.run(
-        [sys.executable, *before, "fit.py", *words],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    rows = load_summary(folder / "out" / "summary.json").incidents if watched else ()
-    return json.loads(done.stdout.splitlines()[-1]), rows
+    said, rows, _ = ended(folder, SCRIPT, *words, watched=watched)
+    return said, rows
 
 
 @pytest.mark.parametrize("modes", [(), ("accumulate", "clip"), ("mixed",)], ids="-".join)

@@ -16,9 +16,9 @@ def rank() -> int:
     Lightning's launcher says which process of a node this is, and which node, in its place: what
     is made of both belongs to this process alone, and is its rank on the first node.
     """
-    if os.environ.get("RANK"):
-        return _whole("RANK")
-    return _whole("NODE_RANK") * num_launched() + _whole("LOCAL_RANK")
+    if os.environ.get("LOCAL_RANK") and not os.environ.get("RANK"):
+        return _whole("NODE_RANK") * num_launched() + _whole("LOCAL_RANK")
+    return _whole("RANK")
 
 
 def is_first() -> bool:

@@ -89,6 +89,12 @@ def lies_in(file: str, *modules: str) -> bool:
     return any(_lies(file, _all_forms(_places(name))) for name in modules)
 
 
+@lru_cache(maxsize=4096)
+def is_torchs(file: str) -> bool:
+    """Return whether a file is torch's, or nanstop's, which stands in for it."""
+    return is_own(file) or lies_in(file, "torch")
+
+
 def _is_installed(file: str, packages: Iterable[str]) -> bool:
     return any(_lies(file, _installed(name, _places(name))) for name in packages)
 

@@ -90,8 +90,7 @@ class GradientWrites(OwnMode):
         self.num_stacks -= was_on
         return was_on
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._only_weights:
             return self._with_weights(func, args, kwargs)
         with by_torch_alone():

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nanstop.hosts import state_diff
 from nanstop.hosts.fabric import without_fabrics_hooks
+from nanstop.hosts.put_into_libraries import put_into_libraries
 from nanstop.hosts.script_objects import script_objects_kept
 from nanstop.replay.borrowed import Borrowed
 from nanstop.replay.conditions import frames_ended, unspoken
@@ -39,7 +40,7 @@ def run_again(
     buffers = [b for m in modules for b in m._buffers.values() if b is not None]
     with (
         unspoken(),
-        script_objects_kept(roots),
+        script_objects_kept(roots, put_into_libraries(modules)),
         state_diff.kept(map(vars, modules), but=("_buffers", "training")),
         nullcontext() if compiled else Borrowed((*buffers, *own), leaves),
         frames_ended(),

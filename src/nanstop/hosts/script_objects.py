@@ -31,11 +31,14 @@ _OF_MODULES = frozenset({"_parameters", "_buffers"})
 
 
 @contextmanager
-def script_objects_kept(roots: Iterable[Any]) -> Iterator[None]:
-    """Have what calls of ``roots`` may change in the script's own objects on exit as it is now;
-    not the attributes of ``roots`` themselves. No device work but copies of small tensors.
+def script_objects_kept(
+    roots: Iterable[Any], functions: Iterable[FunctionType] = ()
+) -> Iterator[None]:
+    """Have what calls of ``roots`` and of ``functions`` may change in the script's own objects on
+    exit as it is now; not the attributes of ``roots`` themselves. No device work but copies of
+    small tensors.
     """
-    walk = _Walk(list(roots))
+    walk = _Walk(list(roots), functions)
     with generators_kept(walk.generators), state_diff.kept(walk.tables):
         yield
 
@@ -46,11 +49,11 @@ class _Walk:
     A container is noted with the table that it is an entry of.
     """
 
-    def __init__(self, roots: list[Any]) -> None:
+    def __init__(self, roots: list[Any], functions: Iterable[FunctionType]) -> None:
         self.tables: list[MutableMapping[Any, Any]] = []
         self.generators: list[Any] = []
         seen = {id(root): root for root in roots}  # held: an id is of what lives
-        pending = [held for root in roots for held in _attributes(root)]
+        pending = [*functions, *(held for root in roots for held in _attributes(root))]
         while pending and len(seen) < _MOST + len(roots):
             one = pending.pop()
             if one is not None and not isinstance(one, _PLAIN) and id(one) not in seen:
@@ -88,9 +91,9 @@ class _Walk:
         file, inner = function.__code__.co_filename, unwrap(function)
         if is_own(file):
             return
-        defaults = dict(enumerate(function.__defaults__ or ()))
-        self.tables.append(defaults)
-        yield from (*(function.__closure__ or ()), *defaults.values())
+        defaults, own = dict(enumerate(function.__defaults__ or ())), vars(function)
+        self.tables += [defaults, own]
+        yield from (*(function.__closure__ or ()), *defaults.values(), *own.values())
         yield from () if inner is function else (inner,)
         if not is_library(file):
             # Only names that it reads: compiled code puts its own there and takes them out again.

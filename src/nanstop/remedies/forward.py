@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from nanstop.numerics.tensors import HALF
+from nanstop.replay.function_modes import FunctionMode
 from nanstop.replay.held import awake, round_into
 from nanstop.replay.stand_in import standing_in
 from nanstop.replay.undo import attributes_kept
@@ -268,7 +268,7 @@ class AutocastOverride(Wrapper):
             return self.inner(*args, **kwargs)
 
 
-class WithoutAutocast(TorchFunctionMode):
+class WithoutAutocast(FunctionMode):
     """Calls torch's functions without an autocast to ``replaced`` formats, whoever is in one: a
     forward of its own, the loss, a call that is played again.
     """
@@ -278,13 +278,13 @@ class WithoutAutocast(TorchFunctionMode):
         self._device_type = device_type
         self._replaced = replaced
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         device = self._device_type
         on = torch.is_autocast_enabled(device)
         if not on or torch.get_autocast_dtype(device) not in self._replaced:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         with torch.autocast(device, enabled=False):
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
 
 
 class InputCast(Wrapper):

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+
+from nanstop.replay.function_modes import FunctionMode
 
 _TENSOR = object()
 """Stands in the place of a tensor among leaves."""
@@ -71,8 +72,8 @@ def _as_now(value: Any) -> Any:
         return copy.deepcopy(value)
 
 
-class _SharedTensors(TorchFunctionMode):
+class _SharedTensors(FunctionMode):
     """Has a copy of an object hold the tensors of the object."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0] if func is Tensor.__deepcopy__ else func(*args, **(kwargs or {}))
+    def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return args[0] if func is Tensor.__deepcopy__ else func(*args, **kwargs)

@@ -13,17 +13,17 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from nanstop.numerics.graph import leaves_of, nodes_behind
 from nanstop.numerics.tensors import bytes_of, is_in_place, tensors
+from nanstop.replay.function_modes import FunctionMode
 from nanstop.replay.untouched import TensorMemory, address, versions_kept
 
 _SET_DATA = cast("Any", Tensor).data.__set__
 _MAX_OPAQUE_BYTES = 2**20
 
 
-class Borrowed(TorchFunctionMode):
+class Borrowed(FunctionMode):
     """On exit, tensors that existed before and were written in place hold what they held, and
     generators their state.
 
@@ -40,8 +40,7 @@ class Borrowed(TorchFunctionMode):
         self._generators: set[torch.Generator] = set()
         self._undo = ExitStack()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         for tensor in _written(func, args, kwargs):
             self._hold(tensor)
         if func in (Tensor.backward, torch.autograd.backward):

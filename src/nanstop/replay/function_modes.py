@@ -5,16 +5,54 @@ Modes leave the stack by its top, whoever is there; nanstop's come and go wherev
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode, handle_torch_function
+
+from nanstop.own_code import is_torchs
 
 
-class OwnMode(TorchFunctionMode):
+class FunctionMode(TorchFunctionMode):
+    """What all function modes are here: ``handle`` is given each call as torch itself has begun
+    it.
+
+    To a mode, torch names a function by what stands under its name now. Where a script or a library
+    has put a function of its own there (``F.cross_entropy`` times a weight), torch's own is running
+    already, inside that one; called by the mode, that one would be applied twice.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if type(func) is FunctionType and not is_torchs(func.__code__.co_filename):
+            func = _begun(func)
+        return self.handle(func, args, kwargs or {})
+
+    def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Make a call, and return what the caller is to get."""
+        return func(*args, **kwargs)
+
+
+def _begun(named: FunctionType) -> Callable[..., Any]:
+    """Return the function of torch that has named another to the mode that asks; that one, if it
+    has asked itself.
+    """
+    frame = sys._getframe(2)  # of what calls a mode: torch's Python, or torch's C for its caller
+    if frame.f_code is not handle_torch_function.__code__:
+        name = next((name for name, held in vars(Tensor).items() if held is named), "")
+        return getattr(torch._C.TensorBase, name, named)
+    begun: Any = frame.f_back
+    code, names = begun.f_code, begun.f_globals
+    is_whole = is_torchs(code.co_filename) and not code.co_freevars
+    return FunctionType(code, names) if is_whole else named
+
+
+class OwnMode(FunctionMode):
     """A mode of nanstop's, in which the script's calls are what they are without it."""
 
 

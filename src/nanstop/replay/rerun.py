@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
-from torch.overrides import TorchFunctionMode
 
 from nanstop.errors import ShortOfMemoryError
 from nanstop.numerics import accelerator
@@ -28,6 +27,7 @@ from nanstop.numerics.tensors import floats, has_bad, in_float64, nonfinite
 from nanstop.numerics.update_length import is_ruinous
 from nanstop.records import Fidelity, Finiteness, Replay
 from nanstop.replay.conditions import Under, eager, inside_transform, is_compiling
+from nanstop.replay.function_modes import FunctionMode
 from nanstop.replay.step import Batch, Step, gradients_of, update_undone
 
 _FEWEST = 2
@@ -313,7 +313,7 @@ class _ModuleOutputs:
             self._sums.append(in_float64(finite.sum(dtype=torch.float32)))
 
 
-class _Draws(TorchFunctionMode):
+class _Draws(FunctionMode):
     """Looks for calls that are given a random generator other than torch's own, which a replay
     cannot put back.
     """
@@ -322,8 +322,7 @@ class _Draws(TorchFunctionMode):
         super().__init__()
         self.private = False
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         given = kwargs.get("generator")
         self.private |= given is not None and given is not torch.default_generator
         return func(*args, **kwargs)

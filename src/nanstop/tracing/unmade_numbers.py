@@ -52,8 +52,7 @@ class _Seen(OwnMode):
         super().__init__()
         self.lines: set[SourceLine] = set()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         with by_torch_alone():
             was_bad = any(map(_is_bad, tensors((args, kwargs))))
         result = func(*args, **kwargs)

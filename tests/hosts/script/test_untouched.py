@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch import nn
 
-from loop_scripts import ReplayingSession, run_script, same
+from loop_scripts import ReplayingSession, assert_left_alone, run_script, same
 from nanstop.decide.policy import Policy
 from nanstop.hosts.loop.watch import watch_loop
 from nanstop.hosts.script import autowatch
@@ -387,3 +387,51 @@ def test_what_a_script_puts_in_the_place_of_torchs_methods_stays_there(tmp_path,
     assert session.found == []
     assert nn.Module.__call__(nn.Identity(), 3) == 3
     assert first >= 0 or nn.Module.__call__ is before
+
+
+OWN_FUNCTIONS = """
+import functools
+import torch
+from torch import nn
+from torch.nn import functional as F
+torch.manual_seed(0)
+counts = {}
+def counted(owner, name, change=lambda result: result):
+    inner = getattr(owner, name)
+    counts[name] = 0
+    @functools.wraps(inner)
+    def outer(*args, **kwargs):
+        nonlocal inner
+        counts[name] += 1
+        outer.calls = counts[name]
+        return change(inner(*args, **kwargs))
+    setattr(owner, name, outer)
+    return functools.partial(setattr, owner, name, inner)
+undo = [
+    counted(F, "cross_entropy", lambda loss: 0.5 * loss),
+    counted(F, "layer_norm", lambda rows: rows + 0.1),
+    counted(torch.Tensor, "backward"),
+    counted(torch.Tensor, "softmax"),
+    counted(nn.Linear, "forward", lambda rows: 2 * rows),
+]
+net = nn.Sequential(nn.Embedding(20, 8), nn.LayerNorm(8), nn.Linear(8, 20))
+opt = torch.optim.AdamW(net.parameters(), lr=1e-2)
+losses = []
+for step in range(12):
+    ids, labels = torch.randint(20, (2, 4, 5))
+    loss = F.cross_entropy(net(ids).flatten(0, 1), labels.flatten())
+    loss = loss + net(ids).softmax(-1).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    opt.step()
+    losses.append(loss.item())
+for put_back in undo:
+    put_back()
+PARAMETERS = [*net.parameters(), torch.tensor(list(counts.values()))]
+"""
+
+
+def test_what_a_script_puts_in_the_place_of_torchs_functions_is_applied_once(tmp_path):
+    """And what it counts there, no run that is undone has counted."""
+    assert_left_alone(tmp_path, OWN_FUNCTIONS)

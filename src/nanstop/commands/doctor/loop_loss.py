@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from nanstop.commands.doctor.planted import Reads, is_torchs
-from nanstop.own_code import lies_in
+from nanstop.commands.doctor.planted import Reads
+from nanstop.own_code import is_torchs, lies_in
 
 _UPDATERS = ("torch.optim", "torch.amp.grad_scaler")
 

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
 
 from nanstop.commands.doctor.result import Injected
 from nanstop.hosts.patch_table import Table
 from nanstop.numerics.graph import nodes_behind
 from nanstop.numerics.tensors import in_float64
 from nanstop.numerics.trained import held_by
-from nanstop.own_code import is_library, is_own, lies_in
+from nanstop.own_code import is_library, lies_in
+from nanstop.replay.function_modes import FunctionMode
 
 LOSSES: Mapping[Injected, float] = {"nan_loss": float("nan"), "inf_loss": float("inf")}
 """The value that a loss gets."""
@@ -189,7 +189,7 @@ def clipping(removed: bool, seen: list[float]) -> Iterator[None]:
         table.undo()
 
 
-class Reads(TorchFunctionMode):
+class Reads(FunctionMode):
     """Notes which lines of the user's own code read a value that is not finite.
 
     ``muted`` lines get finite values to see, as if they had not looked; with ``blind`` every line
@@ -202,9 +202,9 @@ class Reads(TorchFunctionMode):
         self.lines: dict[str, None] = {}
         self.on, self.blind = True, False
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Stand in for a call of torch."""
-        return self.call(func, args, kwargs or {}, sys._getframe(1))
+        return self.call(func, args, kwargs, sys._getframe(2))
 
     def call(self, func: Any, args: Any, kwargs: Any, caller: FrameType) -> Any:
         """Return the result of a call; note the line that reads a planted value."""
@@ -231,11 +231,6 @@ def users_line(frame: FrameType | None) -> str:
     if frame is None or is_library(frame.f_code.co_filename):
         return ""
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
-def is_torchs(name: str) -> bool:
-    """Return whether a file belongs to torch, or to nanstop that stands in for it."""
-    return is_own(name) or lies_in(name, "torch")
 
 
 def _is_bad(value: Any) -> bool:

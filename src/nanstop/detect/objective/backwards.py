@@ -26,11 +26,11 @@ from weakref import ref
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, Function
-from torch.overrides import TorchFunctionMode
 
 from nanstop.own_code import is_class_of
 from nanstop.records import BackwardRow, ObjectiveRow
 from nanstop.replay.conditions import eager, unrecorded
+from nanstop.replay.function_modes import FunctionMode
 from nanstop.replay.rng import rng_kept
 from nanstop.replay.step import gradients_of
 from nanstop.replay.undo import NOTHING
@@ -316,7 +316,7 @@ def _run(step: Step, mode: _Handed) -> tuple[float, dict[str, Tensor]]:
         return loss, {name: one.clone() for name, one in gradients_of(step.view.root).items()}
 
 
-class _Handed(TorchFunctionMode):
+class _Handed(FunctionMode):
     """Hands out gradients that are asked for without a graph of their own, times a factor; keeps
     the lines that ask.
     """
@@ -326,8 +326,8 @@ class _Handed(TorchFunctionMode):
         self._factor = factor
         self.lines: list[Line] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
         if func is not torch.autograd.grad or not isinstance(result, tuple):
             return result
         if any(isinstance(one, Tensor) and one.requires_grad for one in result):

@@ -31,8 +31,7 @@ class _Calls(OwnMode):
         super().__init__()
         self.calls: list[Call] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         line = user_line() if len(self.calls) < MOST_CALLS else None
         if line is None or is_library(line[0].co_filename):
             return func(*args, **kwargs)

@@ -17,11 +17,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from nanstop.frozen import frozen
 from nanstop.numerics.trained import held_by
 from nanstop.replay.conditions import eager
+from nanstop.replay.function_modes import FunctionMode
 from nanstop.tracing.places import line_text, user_line
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _sizes(step: Step, zeros: Sequence[Tensor], mode: _PassedBy) -> list[float]:
         ]
 
 
-class _PassedBy(TorchFunctionMode):
+class _PassedBy(FunctionMode):
     """Gives operations of one line whose derivative is 0 the gradient of what they are given;
     keeps the lines of those to which one would come, and whether they are of equals.
     """
@@ -148,8 +148,8 @@ class _PassedBy(TorchFunctionMode):
         self._line = line
         self.lines: list[tuple[Line, bool]] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
         is_own = func in _OWN and _is_of_equals(result, args, _OWN[func])
         if not (is_own or func in _FLAT) or not isinstance(result, Tensor) or not args:
             return result

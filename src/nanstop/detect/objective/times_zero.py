@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from nanstop.replay.conditions import eager
+from nanstop.replay.function_modes import FunctionMode
 from nanstop.rewrite.source import nodes_around
 from nanstop.tracing.holders import tree_of
 from nanstop.tracing.places import source_line, user_line
@@ -74,7 +74,7 @@ def _is_always_zero(func: Any, args: Any, kwargs: Any) -> bool:
     return True
 
 
-class _TimesZero(TorchFunctionMode):
+class _TimesZero(FunctionMode):
     """Keeps the lines that make zeros of what is not by a number that is 0; takes what the given
     one makes out of the graph.
     """
@@ -85,15 +85,15 @@ class _TimesZero(TorchFunctionMode):
         self.lines: list[Line] = []
         self.num_cut = 0
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
         if not any(type(one) in (int, float) and one == 0 for one in args):
             return result
         given = [one for one in args if isinstance(one, Tensor)]
         is_made = isinstance(result, Tensor) and result.requires_grad and bool(given)
         if not is_made or bool(result.any()) or not any(bool(one.any()) for one in given):
             return result
-        if not _is_always_zero(func, args, kwargs or {}):  # a hinge is 0 on one side
+        if not _is_always_zero(func, args, kwargs):  # a hinge is 0 on one side
             return result
         line = user_line()
         if line not in self.lines:

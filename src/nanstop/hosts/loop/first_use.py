@@ -46,8 +46,7 @@ class FirstUse(OwnMode):
         self.is_on = True
         """Until it has come off the stack: inside a call that it handles it cannot."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         self._left -= 1
         if self._left < 0 or not _trains(func, args):
             return func(*args, **kwargs)
@@ -62,7 +61,7 @@ class FirstUse(OwnMode):
         if tape is None or not tape.stop():
             return func(*args, **kwargs)
         try:
-            return tape.__torch_function__(func, types, args, kwargs)
+            return tape.handle(func, args, kwargs)
         finally:
             tape.start()
 

@@ -37,11 +37,11 @@ class LineMode(OwnMode):
         super().__init__()
         self._answer = answer
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         if getattr(func, "__name__", "") in _BACKWARDS:
             with in_engine(self):  # activation checkpointing makes calls of the forward again there
-                return func(*args, **(kwargs or {}))
-        return self._answer(Call.of(func, args, kwargs or {}))
+                return func(*args, **kwargs)
+        return self._answer(Call.of(func, args, kwargs))
 
 
 def _at(file: str, line: int, form: Form) -> LineMode:

@@ -71,10 +71,10 @@ class Awaited(PassingMode):
             self._clip(norm)
             self.norm.copy_(norm)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not self.is_settled and tensors((args, kwargs)):
             self._settle()
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 class AwaitedUpdates:

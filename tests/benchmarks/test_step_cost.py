@@ -64,4 +64,4 @@ def test_a_healthy_step_calls_few_of_our_functions(name):
 def test_a_data_set_that_is_a_list_is_not_noted_row_by_row():
     """A trainer holds its data set: to note it entry by entry took 96,000 calls a step."""
     found = calls_a_step(TRAININGS["trainer"])
-    assert sum(n for name, n in found.items() if name.startswith("hosts/state_diff")) < 100
+    assert sum(n for name, n in found.items() if name.startswith("replay/state_diff")) < 100

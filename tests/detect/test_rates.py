@@ -4,6 +4,7 @@ and those that a copy gives; those that pause, restart or end with the training 
 
 import math
 import runpy
+import sys
 import warnings
 
 import pytest
@@ -13,7 +14,7 @@ from torch.optim import lr_scheduler
 
 import nanstop
 from loop_scripts import findings_of
-from nanstop.detect.rates.used import asked, schedules_of
+from nanstop.detect.rates.schedules import asked, schedules_of
 from noticed import noticed
 
 torch.set_num_threads(1)
@@ -354,3 +355,36 @@ def test_beside_a_rate_of_infinity_no_other_is_told_to_be_0(tmp_path):
             schedule.step()
     assert [one.diagnoses[0].code for one in watch.incidents] == ["NS402"]
     assert not [one.title for one in watch.findings if one.code == "NS113"]
+
+
+class Remembering:
+    """What a schedule's function may keep of its calls."""
+
+    def __init__(self):
+        self.calls, self.given = 0, []
+
+    def share(self, step):
+        self.calls += 1
+        self.given.append(step)
+        sys.stdout.write("asked")
+        return 1.0 / (1.0 + step)
+
+
+def test_what_a_schedules_function_remembers_is_what_the_run_has_asked(tmp_path, capsys):
+    kept = [Remembering(), Remembering()]
+    for on, one in enumerate(kept):
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+        schedule = lr_scheduler.LambdaLR(optimizer, one.share)
+        parts = [lr_scheduler.ConstantLR(optimizer, 0.5, 2), schedule]
+        schedule = lr_scheduler.SequentialLR(optimizer, parts, [2]) if on else schedule
+        before = (one.calls, list(one.given), capsys.readouterr().out)
+        assert len(asked(schedule, 8)) == 8
+        assert (one.calls, one.given, capsys.readouterr().out) == (*before[:2], "")
+
+
+def test_a_schedule_that_reads_a_generator_is_not_asked():
+    shares = (one for one in [1.0, 0.5, 0.25])
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    schedule = lr_scheduler.LambdaLR(optimizer, lambda _: next(shares))
+    assert asked(schedule, 2) == []
+    assert list(shares) == [0.5, 0.25]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nanstop.hosts.put_into_libraries import put_into_libraries
-from nanstop.hosts.script_objects import script_objects_kept
+from nanstop.replay.script_objects import script_objects_kept
 
 calls = []
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from nanstop.measure.own_memory import WritesElsewhereError
 from nanstop.measure.rehearsal import CannotRehearseError, Rehearsal
 
 torch.set_num_threads(1)
@@ -219,6 +220,54 @@ def test_optimizers_that_are_more_than_arithmetic_are_not_judged(kind):
     with pytest.raises(CannotRehearseError, match=r"holds a dict|draws random numbers"):
         followed(model, optimizer)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Remembering(torch.optim.AdamW):
+    """Its rate depends on how often it was called."""
+
+    calls, rates = 0, []
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        Remembering.calls += 1
+        self.rates.append(1e-3 / Remembering.calls)
+        for group in self.param_groups:
+            group["lr"] = self.rates[-1]
+        return super().step(closure)
+
+
+STOCK = map(int, range(3))
+
+
+class FromAStock(SignOfMomentum):
+    def step(self, closure=None):
+        next(STOCK)
+        return super().step(closure)
+
+
+class Beside(SignOfMomentum):
+    """Writes to more than its own tensors."""
+
+    far = torch.ones(2)
+
+    def step(self, closure=None):
+        Beside.far.mul_(0.5)
+        return super().step(closure)
+
+
+def test_what_a_step_remembers_is_what_the_run_has_asked():
+    model = layer(torch.float16)
+    followed(model, Remembering(model.parameters(), 1e-3), num_updates=3)
+    assert Remembering.calls == len(Remembering.rates) == 3
+
+
+@pytest.mark.parametrize("kind", [FromAStock, Beside])
+def test_a_step_that_would_change_more_of_the_script_is_not_rehearsed(kind):
+    model = layer(torch.float16)
+    with pytest.raises(WritesElsewhereError):
+        followed(model, kind(model.parameters(), 1e-3))
+    assert next(STOCK) == int(kind is Beside)
+    assert Beside.far.equal(torch.ones(2))
 
 
 def test_the_unscaling_of_a_fused_step_is_taken_over():

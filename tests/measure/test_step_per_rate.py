@@ -1,5 +1,7 @@
 """What a step is of is measured: no optimizer's name is asked."""
 
+import sys
+
 import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -112,6 +114,38 @@ class ReachesFurther(torch.optim.Optimizer):
             elif group["how"] == "lets go":
                 for p in HELD:
                     p.grad = None
+
+
+class Counting(torch.optim.AdamW):
+    """Counts on its class, in a list and in a method that it comes to."""
+
+    calls, kept = 0, []
+
+    def count(self):
+        Counting.calls += 1
+        self.kept.append(Counting.calls)
+        sys.stdout.write("counted")
+
+    def step(self, closure=None):
+        self.count()
+        return super().step(closure)
+
+
+def test_what_a_step_counts_is_what_the_run_has_asked(capsys):
+    assert measured(Counting(MATRIX, lr=1e-3)) == StepPerRate(length=1.0)
+    assert (Counting.calls, Counting.kept, capsys.readouterr().out) == (0, [], "")
+
+
+def test_a_step_that_reads_a_generator_is_not_tried():
+    class FromAStock(torch.optim.AdamW):
+        rates = (rate for rate in [1e-3, 1e-4])
+
+        def step(self, closure=None):
+            self.param_groups[0]["lr"] = next(FromAStock.rates)
+            return super().step(closure)
+
+    assert measured(FromAStock(MATRIX, lr=1e-3)) is None
+    assert list(FromAStock.rates) == [1e-3, 1e-4]
 
 
 @pytest.mark.parametrize(

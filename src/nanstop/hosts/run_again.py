@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nanstop.hosts import state_diff
 from nanstop.hosts.fabric import without_fabrics_hooks
 from nanstop.hosts.put_into_libraries import put_into_libraries
-from nanstop.hosts.script_objects import script_objects_kept
+from nanstop.replay import state_diff
 from nanstop.replay.borrowed import Borrowed
 from nanstop.replay.conditions import frames_ended, unspoken
+from nanstop.replay.script_objects import script_objects_kept
 
 
 @contextmanager

@@ -9,7 +9,8 @@ fails in one of them: in float32 the same gradients move the same weights by the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nanstop.frozen import frozen
+from nanstop.measure.own_memory import leaving_no_trace
 from nanstop.measure.updates import second_moments, trained_by
 from nanstop.numerics.tensors import HALF, odd_stride
 from nanstop.numerics.update_length import is_ruinous
@@ -91,7 +93,8 @@ class Rehearsal:
         found, scale = (pending.get(name) for name in reversed(_PENDING))
         if found is not None and bool(found):
             return ()
-        with rng_kept() as before, unheard():
+        own = chain(self._own.tensors(), self._wide.tensors())
+        with rng_kept() as before, unheard(), leaving_no_trace(type(self._optimizer), own=own):
             self._own.step(self._chosen.values(), scale=None)
             if not _same_draws(before):
                 raise CannotRehearseError("its step draws random numbers")
@@ -156,6 +159,11 @@ class _Copy:
         # steps only.
         own: Callable[[Any], Any] = step.__wrapped__ if hasattr(step, "hooked") else step
         own(self._optimizer)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield what a step of the copy writes to."""
+        states = (held for state in self._optimizer.state.values() for held in state.values())
+        return chain(self.weights, (one for one in states if isinstance(one, Tensor)))
 
     def lengths(self) -> Sequence[Tensor]:
         """Return how far each sample is from where it began, scalars on one device."""

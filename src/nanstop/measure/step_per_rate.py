@@ -10,10 +10,9 @@ the weights are.
 
 from __future__ import annotations
 
-import inspect
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nanstop.measure.own_memory import leaving_no_trace
-from nanstop.own_code import is_of_library
 from nanstop.records import StepPerRate
 from nanstop.replay.conditions import unheard
 from nanstop.replay.rng import rng_kept
@@ -52,7 +50,7 @@ def step_per_rate(kind: type[Optimizer], options: Mapping[str, Any]) -> StepPerR
 
     ``options``: of one of its groups, or what it is made with. Takes 5 ms on the host; no
     constructor runs, no hook hears of it, no random number is drawn, and a script's own step leaves
-    all tensors and the names of its module as they are, and the gradients of ``params``.
+    all tensors as they are, what it remembers, and the gradients of ``params``.
     """
     try:
         with rng_kept(), unheard(), torch.enable_grad(), _harmless(kind, options):
@@ -149,13 +147,8 @@ def _stepped(
 
 
 def _harmless(kind: type[Optimizer], options: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Have a step that a script spells itself leave the run as it is: it may reach for more than
-    its groups.
-    """
-    own = inspect.unwrap(kind.step)  # of `torch.no_grad`, too, whose module is torch's
-    if is_of_library(own):
-        return nullcontext()
-    return leaving_no_trace(own, [p for p in options.get("params", ()) if isinstance(p, Tensor)])
+    params = [one for one in options.get("params", ()) if isinstance(one, Tensor)]
+    return leaving_no_trace(kind, parameters=params)
 
 
 def _unbuilt(kind: type[Optimizer], options: Mapping[str, Any], matrix: Tensor) -> Optimizer:

@@ -1,33 +1,24 @@
-"""The learning rates that an optimizer really uses, and those that its schedule will give it.
-
-A schedule that has run out, or that gives 0 for good, is told from one that pauses by asking a copy
-of it: what it will give is what it gives when it is stepped. Nothing of a healthy run is asked.
-"""
+"""The learning rates that an optimizer really uses, and those that its schedule will give it."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
-from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from nanstop.detect.rates.by_hand import rates_to_come
 from nanstop.detect.rates.given import is_as_made
+from nanstop.detect.rates.schedules import AHEAD, followed, rates_in, schedules_of
 from nanstop.diagnose.findings.setup.ns113_hyperparameter_out_of_range import (
     DEAD,
     LONGEST_WARM_UP,
 )
-from nanstop.living import living
-from nanstop.numerics.optimizer_state import innermost
 from nanstop.own_code import is_library
 from nanstop.records import RateFacts
-from nanstop.replay.conditions import unwarned
-from nanstop.replay.rng import rng_kept
 from nanstop.tracing.places import user_frame
 
 if TYPE_CHECKING:
@@ -35,10 +26,6 @@ if TYPE_CHECKING:
 
     from nanstop.replay.step import Step
 
-AHEAD = 1000
-"""Steps of a schedule that are asked for, and again as many as long as its rate rises."""
-MOST_PLANNED = 20_000
-"""Steps of a training whose rates are all asked for: a tenth of a second."""
 LEAST_DEAD, DEAD_SHARE = 3, 0.1
 """Updates in a row that moved nothing before a schedule is asked, and their share of the others:
 a few more steps than were planned for are none of it.
@@ -101,7 +88,7 @@ class Rates:
 
         No device work: rates that lie on a device are not read.
         """
-        rates = _rates(optimizer.param_groups)
+        rates = rates_in(optimizer.param_groups)
         if not rates:
             return None
         used = self._used.setdefault(optimizer, _Used())
@@ -156,7 +143,7 @@ class Rates:
         if len(schedules) != 1:  # by hand, or several that multiply: nobody to be asked
             return None
         (schedule,) = schedules
-        coming = _followed(schedule, _is_over)
+        coming = followed(schedule, _is_over)
         if not coming:
             return None
         used.schedule = ref(schedule)
@@ -254,94 +241,6 @@ def _is_over(rates: Sequence[float]) -> bool:
     if len(rates) % AHEAD or len(rates) < 2 * AHEAD:
         return False
     return len(rates) >= LONGEST_WARM_UP or max(rates[-AHEAD:]) <= max(rates[:-AHEAD])
-
-
-def planned(schedule: Any, num_steps: int) -> RateFacts | None:
-    """Return the rates that a schedule at its beginning gives a training of some steps, and those
-    that it gives afterwards; None where it cannot be asked.
-    """
-    while "scheduler" in vars(schedule):  # accelerate's wrapper
-        schedule = vars(schedule)["scheduler"]
-    if not isinstance(schedule, LRScheduler) or schedule.last_epoch > 0 or num_steps > MOST_PLANNED:
-        return None
-    rates = asked(schedule, num_steps + AHEAD)
-    if not rates:
-        return None
-    used, coming = rates[:num_steps], rates[num_steps:]
-    dead = 0
-    while dead < num_steps and 0.0 <= used[-1 - dead] <= DEAD * max(used):
-        dead += 1
-    return RateFacts(
-        num_used=num_steps,
-        num_dead=dead,
-        highest=max(used),
-        coming=max(coming),
-        planned=True,
-        lowest=min(0.0, *used),
-    )
-
-
-def schedules_of(optimizer: Optimizer) -> list[LRScheduler]:
-    """Return the schedules that act on an optimizer by themselves. Walks all objects there are."""
-    optimizer = innermost(optimizer)
-    found = [
-        one
-        for one in living(LRScheduler)
-        if innermost(getattr(one, "optimizer", None)) is optimizer
-    ]
-    parts = {id(part) for one in found for part in getattr(one, "_schedulers", ())}
-    return [one for one in found if id(one) not in parts]
-
-
-def asked(schedule: Any, num_steps: int) -> list[float]:
-    """Return the highest rate of all groups now and after each of the next steps of a schedule.
-
-    A copy is stepped, whose optimizer has rates and no weights. Empty where it cannot be copied or
-    stepped without more than that.
-    """
-    rates = _followed(schedule, lambda rates: len(rates) >= num_steps)
-    return rates if len(rates) == num_steps else []
-
-
-def _followed(schedule: Any, is_over: Callable[[Sequence[float]], bool]) -> list[float]:
-    groups = [
-        {k: v for k, v in g.items() if k != "params"} for g in schedule.optimizer.param_groups
-    ]
-    rates: list[float] = []
-    try:
-        with rng_kept(), unwarned():
-            stand_in = _WithoutWeights(copy.deepcopy(groups))
-            mine = copy.deepcopy(schedule, {id(schedule.optimizer): stand_in})
-            rates = [max(_rates(stand_in.param_groups))]
-            while not is_over(rates):
-                mine.step()
-                rates.append(max(_rates(stand_in.param_groups)))
-                if not math.isfinite(rates[-1]):  # told at its own update
-                    return rates[:-1]
-    except Exception:  # one that waits for a metric, holds what cannot be copied, or has an end
-        return rates if len(rates) > 1 else []
-    return rates
-
-
-class _WithoutWeights:
-    """What a schedule needs of an optimizer."""
-
-    def __init__(self, param_groups: list[dict[str, Any]]) -> None:
-        self.param_groups = param_groups
-
-    def step(self) -> None:
-        """Do nothing."""
-
-
-def _rates(groups: Sequence[dict[str, Any]]) -> list[float]:
-    found: list[float] = []
-    for group in groups:
-        rate = group.get("lr")
-        if isinstance(rate, Tensor):
-            rate = float(rate) if rate.device.type == "cpu" else None
-        if isinstance(rate, (int, float)):
-            found.append(float(rate))
-    return found
 
 
 def _may_rise(optimizer: Optimizer, used: _Used) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from nanstop.hosts import state_diff
 from nanstop.numerics.tensors import tensors
+from nanstop.replay import state_diff
 from nanstop.replay.undo import NOTHING, exchanged
 
 _STEPS = {

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nanstop.detect.rates.used import planned
+from nanstop.detect.rates.schedules import planned
 from nanstop.hosts import compat
 from nanstop.hosts.model.structure import structure
 from nanstop.hosts.model.updates import resumed_from

@@ -16,12 +16,13 @@ import torch
 from torch import nn
 
 from nanstop.errors import NanstopError
-from nanstop.hosts import compat, state_diff
+from nanstop.hosts import compat
 from nanstop.hosts.model.updates import accumulation_of, num_supervised
 from nanstop.hosts.tape.taped_step import TapedStep
 from nanstop.hosts.trainer.callbacks import is_reporting
 from nanstop.hosts.trainer.watch import TrainerWatch
 from nanstop.records import AccumulationFacts
+from nanstop.replay import state_diff
 from nanstop.replay.copies.buffers import BufferNotes
 from nanstop.replay.rng import restore_rng, rng_kept
 from nanstop.replay.step import Step

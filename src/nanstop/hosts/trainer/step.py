@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.errors import NanstopError
-from nanstop.hosts import compat, state_diff
+from nanstop.hosts import compat
 from nanstop.hosts.replicas import Replicas, is_here
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.sharded.engine import needs_others
@@ -25,6 +25,7 @@ from nanstop.hosts.trainer.objective import has_own_loss
 from nanstop.hosts.window.ending import Ending
 from nanstop.hosts.window.remedies import WindowRemedies
 from nanstop.records import RunFacts, StepId
+from nanstop.replay import state_diff
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.copies.buffers import BufferNotes
 from nanstop.replay.copies.snapshot import Trainable, ready_scaler

@@ -8,18 +8,21 @@ its functions read, and what is in containers. Objects of libraries are not look
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import partial
 from inspect import unwrap
+from itertools import count, repeat
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
 
-from nanstop.hosts import state_diff
 from nanstop.own_code import is_class_of_library, is_library, is_own
+from nanstop.replay import state_diff
+from nanstop.replay.conditions import unwarned
 from nanstop.replay.rng import generators_kept, is_generator
 
 _MOST = 20_000
@@ -28,19 +31,48 @@ _MOST_ITEMS = 256
 """Of a container that is looked into: what holds more of them is data."""
 _PLAIN = (str, bytes, int, float, complex, Tensor)
 _OF_MODULES = frozenset({"_parameters", "_buffers"})
+_COPIED = frozenset(map(type, (count(), repeat(0), iter([]), iter(()), iter(range(0)))))
+"""Of iterators: those whose copies give what they would have given. That of a container's entry is
+not put there.
+"""
 
 
 @contextmanager
-def script_objects_kept(
-    roots: Iterable[Any], functions: Iterable[FunctionType] = ()
-) -> Iterator[None]:
-    """Have what calls of ``roots`` and of ``functions`` may change in the script's own objects on
+def script_objects_kept(roots: Iterable[Any], called: Iterable[Any] = ()) -> Iterator[None]:
+    """Have what calls of ``roots`` and of ``called`` may change in the script's own objects on
     exit as it is now; not the attributes of ``roots`` themselves. No device work but copies of
     small tensors.
     """
-    walk = _Walk(list(roots), functions)
-    with generators_kept(walk.generators), state_diff.kept(walk.tables):
+    roots = list(roots)
+    walk = _Walk(roots, called)
+    own = (vars(root) for root in roots if hasattr(root, "__dict__"))
+    with (
+        generators_kept(walk.generators),
+        state_diff.kept(walk.tables),
+        _counted_apart((*walk.tables, *own)),
+    ):
         yield
+
+
+def reaches_iterator(roots: Iterable[Any], called: Iterable[Any] = ()) -> bool:
+    """Return whether calls of ``roots`` and of ``called`` may come to an iterator that has no copy:
+    what it has given nobody puts back.
+    """
+    return _Walk(list(roots), called).reaches_iterator
+
+
+@contextmanager
+def _counted_apart(tables: Iterable[MutableMapping[Any, Any]]) -> Iterator[None]:
+    """Have copies of iterators in tables inside, where these can be copied."""
+    places = [(t, name, one) for t in tables for name, one in t.items() if type(one) in _COPIED]
+    with unwarned():  # Python 3.12 warns of a copy of a count
+        for table, name, one in places:
+            table[name] = copy.copy(one)
+    try:
+        yield
+    finally:
+        for table, name, one in places:
+            table[name] = one
 
 
 class _Walk:
@@ -49,11 +81,12 @@ class _Walk:
     A container is noted with the table that it is an entry of.
     """
 
-    def __init__(self, roots: list[Any], functions: Iterable[FunctionType]) -> None:
+    def __init__(self, roots: list[Any], called: Iterable[Any]) -> None:
         self.tables: list[MutableMapping[Any, Any]] = []
         self.generators: list[Any] = []
+        self.reaches_iterator = False
         seen = {id(root): root for root in roots}  # held: an id is of what lives
-        pending = [*functions, *(held for root in roots for held in _attributes(root))]
+        pending = [*called, *(held for root in roots for held in _attributes(root))]
         while pending and len(seen) < _MOST + len(roots):
             one = pending.pop()
             if one is not None and not isinstance(one, _PLAIN) and id(one) not in seen:
@@ -80,6 +113,8 @@ class _Walk:
                 held = () if is_class_of_library(one) else self._of_class(one)
             case _ if is_generator(one):
                 self.generators.append(one)
+            case Iterator():
+                self.reaches_iterator |= type(one) not in _COPIED
             case _ if isinstance(one, nn.Module) or not is_class_of_library(type(one)):
                 slots = _Variables(one, _slots(type(one)))
                 self.tables += [vars(one), slots] if hasattr(one, "__dict__") else [slots]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from nanstop.hosts.script_objects import script_objects_kept
+from nanstop.replay.script_objects import reaches_iterator, script_objects_kept
 
 seen = []
 scores = torch.ones(2)
@@ -183,3 +183,36 @@ def test_a_walk_ends():
     with script_objects_kept(model.modules()):
         model(1)
     assert meter.total == 0
+
+
+steps = itertools.count()
+
+
+class Scheduled(nn.Module):
+    """Takes what comes next of iterators: of its own, of its file and of a closure."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights, given = iter([1.0, 0.5, 0.25]), iter(range(9))
+        self.register_forward_hook(lambda *_: [next(given)] and None)
+        self.given = given
+
+    def forward(self, x):
+        return x * next(self.weights) * next(steps)
+
+
+def test_what_iterators_give_next_is_what_they_would_have_given():
+    model = Scheduled()
+    outputs = [model(8.0)]
+    with script_objects_kept(model.modules()):
+        assert [model(8.0), model(8.0)] == [4.0, 4.0]
+    outputs += [model(8.0), model(8.0)]
+    assert outputs == [0.0, 4.0, 4.0]
+    assert (next(steps), next(model.given), list(model.weights)) == (3, 3, [])
+
+
+def test_an_iterator_that_cannot_be_copied_is_known():
+    drawn = (one for one in range(3))
+    assert not reaches_iterator([Scheduled()])
+    assert reaches_iterator([Forward(lambda: next(drawn))])
+    assert list(drawn) == [0, 1, 2]

@@ -194,7 +194,7 @@ class Scheduled(nn.Module):
     def __init__(self):
         super().__init__()
         self.weights, given = iter([1.0, 0.5, 0.25]), iter(range(9))
-        self.register_forward_hook(lambda *_: [next(given)] and None)
+        self.register_forward_hook(lambda *_: seen.append(next(given)))
         self.given = given
 
     def forward(self, x):

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from torch import Tensor
 
 from nanstop.hosts.tape.numbers import Number
-from nanstop.hosts.tape.tape_calls import Constant, Left, Slot, TapedCall
-from nanstop.numerics.tensors import bad_mask, has_bad
+from nanstop.hosts.tape.tape_calls import Constant, Left, Slot, TapedCall, version
+from nanstop.numerics.tensors import bad_mask, by_torch_alone, has_bad
+
+
+class Delivered:
+    """What loaders have given to a script, by slot."""
+
+    def __init__(self) -> None:
+        self._given: dict[int, Constant] = {}
+        self._known: dict[tuple[int, int], bool] = {}
+
+    def note(self, slot: int, tensor: Tensor) -> None:
+        self._given[slot] = Constant(tensor, version(tensor), slot)
+
+    def that_came_bad(self, early: Sequence[TapedCall]) -> dict[int, Constant]:
+        """Return what came with bad rows; ``early``: the calls before the model's. What is known
+        of as many calls is not asked again. Synchronises the device.
+        """
+        for slot, one in self._given.items():
+            if (slot, len(early)) not in self._known:
+                with by_torch_alone():
+                    self._known[slot, len(early)] = _came_bad(one, early)
+        return {slot: one for slot, one in self._given.items() if self._known[slot, len(early)]}
 
 
 def calls_for(
@@ -17,17 +38,17 @@ def calls_for(
     calls: Sequence[TapedCall],
     first_of_model: int,
     *,
-    delivered: Mapping[int, Constant],
+    delivered: Delivered | None = None,
     anew: bool = False,
 ) -> list[TapedCall]:
     """Return, in order, the calls that the slots ``losses`` depend on, and those whose effect no
     slot tells of. ``first_of_model``: the first slot that a call of the model may fill. ``anew``:
-    whether what the script made before is made again although it is finite. ``delivered``: what a
-    loader has given, by slot; where it came with bad rows, it is taken as it is.
+    whether what the script made before is made again although it is finite. ``delivered``: what
+    loaders have given; where it came with bad rows, it is taken as it is.
     """
     wanted = set(losses)
     early = [call for call in calls if call.first < first_of_model]
-    data = {slot: one for slot, one in delivered.items() if _came_bad(one, early)}
+    data = delivered.that_came_bad(early) if delivered is not None else {}
     if data:
         early = [call.given(data) for call in early if data.keys().isdisjoint(call.results)]
         calls = [*early, *(call for call in calls if call.first >= first_of_model)]

@@ -19,7 +19,7 @@ from torch import Tensor
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.hosts.tape.given.constants import GivenConstants
 from nanstop.hosts.tape.left_behind import LeftBehind
-from nanstop.hosts.tape.needed_calls import calls_for
+from nanstop.hosts.tape.needed_calls import Delivered, calls_for
 from nanstop.hosts.tape.numbers import Numbers, Questions, is_answer
 from nanstop.hosts.tape.tape_calls import (
     HISTORY,
@@ -99,7 +99,7 @@ class Tape(PassingMode):
         self._numbers = Numbers()
         self._held, self._lent = HeldData(), Lent()
         self.given = GivenConstants()
-        self._delivered: dict[int, Constant] = {}
+        self._delivered = Delivered()
 
     def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in GRADIENTS and id(args[0]) not in self.slots:
@@ -168,7 +168,7 @@ class Tape(PassingMode):
         for tensor in batch:
             slot = self.slot(tensor)
             if slot is not None:
-                self._delivered[slot] = Constant(tensor, version(tensor), slot)
+                self._delivered.note(slot, tensor)
 
     def keep(self, written: Tensor) -> None:
         """Have the calls hold what they were given of a tensor that is about to be written to."""

@@ -1,5 +1,7 @@
 """Snapshots, the way back to them, what they may cost, and buffers that a forward moved."""
 
+import gc
+import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -114,6 +116,7 @@ class Window:
 
     index: int
     batches: tuple = ({"input_ids": torch.zeros(2, 8, dtype=torch.int64), "note": "text"},)
+    held: object = None
 
 
 class Clock:
@@ -263,15 +266,32 @@ class TestKeeper:
             keeper.before_update(run.trainable, Window(index))
             if index == 2:
                 assert keeper.snapshot.trainable.optimizer is second.optimizer
-        assert indices(keeper) == [2, 3, 4]
+        assert keeper.rewind() is None  # of what was updated last
+        keeper.of(second.optimizer)
+        keeper.before_update(second.trainable, Window(5))
+        assert indices(keeper) == [2, 3, 5]
 
     def test_a_new_optimizer_in_every_step_is_not_a_training_each(self):
-        keeper = SnapshotKeeper(lambda: 1 << 30, time_share=1e-12, late_share=1e-12)
+        keeper, taken = SnapshotKeeper(lambda: 1 << 30, time_share=1e-12, late_share=1e-12), []
         for index in range(40):
             run = Training()
             keeper.of(run.optimizer)
             keeper.before_update(run.trainable, Window(index))
-        assert len(indices(keeper)) > 30
+            if keeper.snapshot not in taken:
+                taken.append(keeper.snapshot)
+        assert len(taken) == 8
+
+    def test_models_that_a_script_lets_go_of_are_not_kept(self):
+        keeper, models = SnapshotKeeper(lambda: 1 << 30, time_share=1e-12, late_share=1e-12), []
+        for index in range(120):
+            run = Training()
+            models.append(weakref.ref(run.model))
+            keeper.of(run.optimizer)
+            keeper.before_update(run.trainable, Window(index, held=run.model))
+            del run
+            gc.collect()
+            assert sum(model() is not None for model in models) <= 1
+        assert models[-1]() is None
 
     def test_broken_weights_are_not_even_copied(self):
         run = Training()

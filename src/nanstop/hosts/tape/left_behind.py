@@ -85,7 +85,7 @@ class LeftBehind:
         if earlier is tape or slot is None or earlier.problem or slot >= tape.begin:
             return None
         end = next((n for n, c in enumerate(earlier.calls, 1) if slot in c.results), 0)
-        needed = {id(c) for c in calls_for([slot], earlier.calls[:end], 0)}
+        needed = {id(c) for c in calls_for([slot], earlier.calls[:end], 0, delivered=({}, {}))}
         models = [_model_of(call) for call in earlier.calls if id(call) in needed]
         if any(one is not None and self._marks.of([one]) != marks[id(one)] for one in models):
             return None

@@ -8,29 +8,25 @@ from contextlib import suppress
 from torch import Tensor
 
 from nanstop.hosts.tape.numbers import Number
-from nanstop.hosts.tape.tape_calls import Constant, Left, Slot, TapedCall, version
+from nanstop.hosts.tape.tape_calls import Constant, Left, Slot, TapedCall
 from nanstop.numerics.tensors import bad_mask, by_torch_alone, has_bad
 
+Delivered = tuple[dict[int, Constant], dict[tuple[int, int], bool]]
+"""What loaders have given, by slot; and of which slots is known, of how many calls before the
+model's, whether it came with bad rows.
+"""
 
-class Delivered:
-    """What loaders have given to a script, by slot."""
 
-    def __init__(self) -> None:
-        self._given: dict[int, Constant] = {}
-        self._known: dict[tuple[int, int], bool] = {}
-
-    def note(self, slot: int, tensor: Tensor) -> None:
-        self._given[slot] = Constant(tensor, version(tensor), slot)
-
-    def that_came_bad(self, early: Sequence[TapedCall]) -> dict[int, Constant]:
-        """Return what came with bad rows; ``early``: the calls before the model's. What is known
-        of as many calls is not asked again. Synchronises the device.
-        """
-        for slot, one in self._given.items():
-            if (slot, len(early)) not in self._known:
-                with by_torch_alone():
-                    self._known[slot, len(early)] = _came_bad(one, early)
-        return {slot: one for slot, one in self._given.items() if self._known[slot, len(early)]}
+def that_came_bad(delivered: Delivered, early: Sequence[TapedCall]) -> dict[int, Constant]:
+    """Return what came with bad rows, by slot; ``early``: the calls before the model's. What is
+    known of as many calls is not asked again. Synchronises the device.
+    """
+    given, known = delivered
+    for slot, one in given.items():
+        if (slot, len(early)) not in known:
+            with by_torch_alone():
+                known[slot, len(early)] = _came_bad(one, early)
+    return {slot: one for slot, one in given.items() if known[slot, len(early)]}
 
 
 def calls_for(
@@ -38,7 +34,7 @@ def calls_for(
     calls: Sequence[TapedCall],
     first_of_model: int,
     *,
-    delivered: Delivered | None = None,
+    delivered: Delivered,
     anew: bool = False,
 ) -> list[TapedCall]:
     """Return, in order, the calls that the slots ``losses`` depend on, and those whose effect no
@@ -48,7 +44,7 @@ def calls_for(
     """
     wanted = set(losses)
     early = [call for call in calls if call.first < first_of_model]
-    data = delivered.that_came_bad(early) if delivered is not None else {}
+    data = that_came_bad(delivered, early)
     if data:
         early = [call.given(data) for call in early if data.keys().isdisjoint(call.results)]
         calls = [*early, *(call for call in calls if call.first >= first_of_model)]

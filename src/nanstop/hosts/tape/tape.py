@@ -99,7 +99,7 @@ class Tape(PassingMode):
         self._numbers = Numbers()
         self._held, self._lent = HeldData(), Lent()
         self.given = GivenConstants()
-        self._delivered = Delivered()
+        self._delivered: Delivered = {}, {}
 
     def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in GRADIENTS and id(args[0]) not in self.slots:
@@ -168,7 +168,7 @@ class Tape(PassingMode):
         for tensor in batch:
             slot = self.slot(tensor)
             if slot is not None:
-                self._delivered.note(slot, tensor)
+                self._delivered[0][slot] = Constant(tensor, version(tensor), slot)
 
     def keep(self, written: Tensor) -> None:
         """Have the calls hold what they were given of a tensor that is about to be written to."""

@@ -28,6 +28,8 @@ _USUAL = 0.5
 """Over the root of its last dimension, the size of a weight of which nothing is finite any more."""
 _NUM_BEGINNINGS = 8
 """Optimizers whose first update begins a way back at once: models that a script trains in turn."""
+_MOST_APART = 64
+"""Updates in a row that train nothing of a snapshot, after which its model may be gone."""
 _WEIGHED, _WEIGH_EVERY = 4, 8
 """Windows after a snapshot whose bytes are counted: the first, and of the others one in so many."""
 
@@ -119,18 +121,38 @@ class SnapshotKeeper:
     _is_new: bool = False
     _optimizers: weakref.WeakSet[Optimizer] = field(default_factory=weakref.WeakSet[Optimizer])
     _num_optimizers: int = 0
+    _apart: weakref.WeakKeyDictionary[Optimizer, bool] = field(
+        default_factory=weakref.WeakKeyDictionary[Optimizer, bool]
+    )
+    """Of those that have made an update since the snapshot: whether they train nothing of it."""
+    _is_apart: bool = False
+    _num_apart: int = 0
 
     def of(self, optimizer: Optimizer | None) -> None:
         """Say whose update comes next. The first one of an optimizer begins the way back anew: a
         snapshot of another one's state cannot take it back.
         """
-        if optimizer is None or optimizer in self._optimizers:
+        if optimizer is None:
+            self._is_apart = False
             return
-        self._optimizers.add(optimizer)
-        self._num_optimizers += 1
-        if self._num_updates and self._num_optimizers <= _NUM_BEGINNINGS:
-            self.forget()
-            self._is_new = True
+        apart = self._apart.get(optimizer)
+        self._is_apart = self._met(optimizer) if apart is None else apart
+
+    def _met(self, optimizer: Optimizer) -> bool:
+        """Return whether an optimizer trains nothing of the snapshot: its windows are no part of
+        the way back, and keeping them would keep each model that a script trains and lets go of.
+        """
+        if optimizer not in self._optimizers:
+            self._optimizers.add(optimizer)
+            self._num_optimizers += 1
+            if self._num_updates and self._num_optimizers <= _NUM_BEGINNINGS:
+                self.forget()
+                self._is_new = True
+        held = self.snapshot.trainable.parameters.values() if self.snapshot is not None else ()
+        ids = set(map(id, held))
+        trained = (id(one) for group in optimizer.param_groups for one in group["params"])
+        self._apart[optimizer] = bool(ids) and ids.isdisjoint(trained)
+        return self._apart[optimizer]
 
     def among(self, num_ranks: int) -> None:
         """Keep what ``num_ranks`` processes can go back to together, in memory that they share."""
@@ -148,10 +170,16 @@ class SnapshotKeeper:
         if self._num_updates == 0:
             self._started = self.clock()
         if may_take and self.is_due():
-            self._num_since, self._is_new = 0, False
+            self._num_since, self._is_new, self._is_apart = 0, False, False
+            self._apart.clear()
             self._take(trainable)
-        if self.snapshot is not None:
+        if self.snapshot is not None and not self._is_apart:
+            self._num_apart = 0
             self._keep(step)
+        elif self.snapshot is not None:
+            self._num_apart += 1
+            if self._num_apart >= _MOST_APART:
+                self.forget()
         self._num_updates += 1
         self._num_since += 1
 
@@ -161,14 +189,17 @@ class SnapshotKeeper:
             self._windows.pop()
 
     def rewind(self) -> Rewind | None:
-        """Return the way back, or None (``reason`` says why)."""
-        if self.snapshot is None:
+        """Return the way back, or None: ``reason`` says why, or the last update was of weights that
+        the snapshot does not have.
+        """
+        if self.snapshot is None or self._is_apart:
             return None
         return Rewind(self.snapshot, tuple(self._windows))
 
     def forget(self) -> None:
         """Free the snapshot and the windows; the next update that is due takes a new one."""
         self.snapshot = None
+        self._apart.clear()
         self._windows.clear()
         self._window_bytes = self._heaviest = 0
 

@@ -166,6 +166,26 @@ def test_what_fails_in_a_reward_function_is_not_asked_for_again(tmp_path, monkey
     assert [one.diagnoses[0].code for one in made[0].incidents] == ["NS000"]
 
 
+def test_what_fails_to_generate_after_a_reward_function_has_failed(tmp_path, monkeypatch):
+    trainers, watches = [], []
+
+    def seen(trainer, **options):
+        trainers.append(trainer)
+        watches.append(_watch(trainer, **options))
+        return watches[0]
+
+    def unreachable(**_):
+        raise ConnectionError("no answer")
+
+    monkeypatch.setattr(nanstop, "watch", seen)
+    with pytest.raises(ConnectionError):
+        trained("GRPO", tmp_path, unreachable, max_completion_length=1)
+    trainers[0].generation_config.repetition_penalty = 1e-45
+    with pytest.raises(RuntimeError, match="probability tensor"):
+        trainers[0].train()
+    assert [one.diagnoses[0].code for one in watches[0].incidents] == ["NS201"]
+
+
 GOES_ON = needs("trl", "1.0", "before it an infinite reward is a NaN advantage")
 INFINITE = pytest.param(math.inf, "infinite", marks=GOES_ON)
 

@@ -95,6 +95,7 @@ class TrainerWindows:
         """
         watch, micro = self._watch, window.micros[-1]
         at = watch.step_id(step=window.index, micro=len(window.micros) - 1)
+        scored, watch.objective.is_scoring = watch.objective.is_scoring, False
         phase = "generate" if micro.batch is None else phase_of(error)
         is_own = not is_numeric(error)
         if is_own and not self._is_answer(window, error):
@@ -102,7 +103,7 @@ class TrainerWindows:
             return False
         found = replace(alarm_of_exception(watch.view, at, error, phase), is_past=is_own)
         if micro.batch is None:
-            self.ends.ask(self._preparation(micro, at), found)
+            self.ends.ask(None if scored else self._preparation(micro, at), found)
             return False
         if is_own and self.facts.world_size > 1:  # the others wait for this one
             self.ends.ask(self.step(window), replace(found, no_redo=RAISED))
@@ -117,10 +118,10 @@ class TrainerWindows:
 
     def _preparation(self, micro: TrainerMicro, at: StepId) -> ForwardStep | None:
         """Return what generates for the batch of ``micro``, which raised, as a step; None where its
-        beginning is not known, or it had come to its rewards.
+        beginning is not known.
         """
         watch = self._watch
-        if micro.rng is None or watch.objective.is_scoring:
+        if micro.rng is None:
             return None
         raw = shown(copy.copy(micro.raw))
 

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "78202acea174dfdc")
+REPORT_FORM = (1, "d9926e2b5e958f4e")
 
 
 def test_names():

@@ -454,6 +454,7 @@ FIRES = [
     ("NS607", apart(ranks=(1, 2, 3, 5, 6, 7), largest=0.5, values=(1.5, 1.0), measured=6), "likely"),
     ("NS119", setup(mode=ModeFacts(num_train=20, num_eval=40, modules=("conv.1", "cls.0"))), "likely"),
     ("NS112", setup(clipping=ClippingFacts(num_updates=4, limit=1.0, norm=8.0)), "certain"),
+    ("NS112", setup(clipping=ClippingFacts(num_updates=4, limit=1.0, norm=8.0, is_of_none=True)), "certain"),
     ("NS113", setup(rates=RateFacts(num_used=192, num_dead=0, highest=0.004, coming=0.1, num_schedule_steps=6, length=192)), "likely"),
     ("NS114", setup(gradient_path=GradientPath(num_trainable=9, num_tensors=4, num_reached=4, replaced=("head.weight",), replaced_after=64)), "likely"),
     ("NS117", setup(accumulation=AccumulationFacts(num_single=16, num_asked=8)), "certain"),

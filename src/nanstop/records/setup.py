@@ -99,14 +99,16 @@ class RateFacts:
 @record
 class ClippingFacts:
     """The first ``num_updates`` updates, ahead of each of which gradients were clipped to ``limit``
-    when there were none, or (``is_late``) after the one before had taken them. ``norm``: of those
-    that the last of them took. ``at``: the line that clips.
+    when there were none, or (``is_late``) after the one before had taken them, or those of no
+    parameters (``is_of_none``). ``norm``: of those that the last of them took. ``at``: the line
+    that clips.
     """
 
     num_updates: int
     limit: float
     norm: float
     is_late: bool = False
+    is_of_none: bool = False
     at: SourceLine | None = None
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.diagnose.evidence.objective import INF, NAN, RATIO, RATIO_AT_ONCE, UNSCORED
+from nanstop.hosts.trainer.steps.made_within import GeneratedError
 from nanstop.numerics.tensors import format_name
 from nanstop.own_code import is_of_library
 from nanstop.records import Signal, SourceLine, StepId
@@ -30,10 +31,6 @@ __tracebackhide__ = passes_through
 
 _REWARDS, _LOGPS = "_calculate_rewards", "_get_per_token_logps_and_entropies"
 Note = Callable[[str, Any], None]
-
-
-class _GeneratedError(Exception):
-    """A trainer asks for the rewards of what it has generated."""
 
 
 class Objective:
@@ -69,7 +66,7 @@ class Objective:
         self._ends_there = True
         try:
             return make()
-        except _GeneratedError:
+        except GeneratedError:
             return None
         finally:
             self._ends_there = False
@@ -112,7 +109,7 @@ class Objective:
 
     def _on_rewards(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self._ends_there:
-            raise _GeneratedError
+            raise GeneratedError
         self.is_scoring = True
         rewards = self._scored(original, *args, **kwargs)
         self.is_scoring = False

@@ -8,10 +8,10 @@ float16. Nothing fails: training is slower, or stands still, than the numbers in
 Where the call stands ahead of `loss.backward()`, between `zero_grad()` and it, there is nothing to
 clip: it returns 0 each time, and no update is clipped. Nor is any where the call stands behind
 `optimizer.step()`, and `zero_grad()` throws away what it has clipped; nor where it is given what
-`model.parameters()` once returned and the optimizer has read: a generator is empty then. Where `optimizer.step()` is
-called in place of `scaler.step(optimizer)`, the scale stays on the gradients: SGD runs away within
-a few steps. So it does where a script scales by hand, `(loss * 1024).backward()`, and divides
-nothing afterwards.
+`model.parameters()` once returned and the optimizer has read: a generator is empty then. Where
+`optimizer.step()` is called in place of `scaler.step(optimizer)`, the scale stays on the gradients:
+SGD runs away within a few steps. So it does where a script scales by hand, `(loss *
+1024).backward()`, and divides nothing afterwards.
 
 ## Why it happens
 With a scale of 65536 every gradient, and their norm, is 65536 times too large. Clipped to 1.0 they

@@ -428,6 +428,7 @@ FIRES = [
     ("NS118", probed(objective=(objective_row("own_token"),)), "likely"),
     ("NS118", probed(objective=(objective_row("unsigned", "aten.soft_margin_loss.default"),)), "likely"),
     ("NS118", probed(objective=(objective_row("never_below", "aten.eq.Scalar"),)), "likely"),
+    ("NS118", probed(objective=(objective_row("mixed", "aten._log_softmax.default"),)), "likely"),
     ("NS118", probed(objective=(objective_row("out_of_reach", "aten.mse_loss.default", 12),)), "likely"),
     ("NS118", probed(objective=(objective_row("later_token"),)), "likely"),
     ("NS118", probed(objective=(objective_row("every_pair", "aten.sub.Tensor", 12),)), "likely"),

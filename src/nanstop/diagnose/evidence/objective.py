@@ -65,6 +65,12 @@ INSTEAD = {
         "with one number in the place of all outputs the loss only falls as that rises",
         "it takes -1 and 1: 2 * targets - 1; for 0 and 1 take binary_cross_entropy_with_logits",
     ),
+    "mixed": (
+        "scores of several rows are compared with each other",
+        "a row of the loss holds pieces of several rows: none of them can be right",
+        "other scores in one row of the head change several rows of the loss, each in part",
+        "scores.transpose(1, 2) has two dimensions change places; view and reshape do not",
+    ),
     "never_below": (
         "targets are 0 and 1 where -1 and 1 are looked for",
         "no target is -1, and those of 0 are neither: what they mark as unlike stays as near",

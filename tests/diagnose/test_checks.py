@@ -347,6 +347,7 @@ FIRES = [
     ("NS205", evidence(localization(INVERSE_COUNTS)), "certain"),
     ("NS205", evidence(localization(event(op="aten.mean.default", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(0, 4)),)))), "certain"),
     ("NS205", evidence(localization(event(op="aten.std.correction", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(1,)),)))), "certain"),
+    ("NS205", evidence(localization(event(op="aten.mse_loss.default", dtype="float32", inputs=(stats("float32", shape=(0,)), stats("float32", shape=(0,))), outputs=(stats("float32", shape=(), nan=1),)))), "certain"),
     ("NS205", evidence(localization(event(op="aten.nll_loss_forward.default", dtype="float32", bad={"nan": 1}, inputs=(stats("float32", shape=(4, 8)), stats("int64"), stats("float32", shape=(8,)))))), "certain"),
     ("NS205", evidence(localization(event(op="aten.std.correction", dtype="float32", inputs=(stats("float32", shape=(4, 1)),), outputs=(stats("float32", shape=(4,), nan=4),)))), "certain"),
     ("NS206", evidence(localization(NORMS), RunFacts(token_rows=(ZERO_ROWS,))), "certain"),

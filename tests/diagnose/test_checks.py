@@ -418,6 +418,8 @@ FIRES = [
     ("NS703", logged(**{"sampling/importance_sampling_ratio/mean": [0.895, 0.9]}), "likely"),
     ("NS704", Evidence(series=(series("reward_inf/num_words", [0.125], steps=[3]),)), "certain"),
     ("NS704", Evidence(series=(series("reward_nan/num_words", [0.5], steps=[3]),)), "certain"),
+    ("NS704", Evidence(series=(series("reward_huge/num_words", [0.5], steps=[3]),)), "certain"),
+    ("NS704", evidence(signals=(Signal(source="reward", name="num_words", value=3e38, message="1 of 8 rewards"),)), "certain"),
     ("NS704", Evidence(series=(series("reward_unscored", [0.5], steps=[3]),)), "likely"),
     ("NS704", evidence(signals=(Signal(source="reward", name="num_words", value=math.inf, message="1 of 8 rewards"),)), "certain"),
     ("NS704", evidence(signals=(Signal(source="reward", value=math.nan, message="1 of 8 rewards"),)), "likely"),

@@ -283,7 +283,7 @@ GOES_ON = needs("trl", "1.0", "before it an infinite reward is a NaN advantage")
 INFINITE = pytest.param(math.inf, "infinite", marks=GOES_ON)
 
 
-@pytest.mark.parametrize(("value", "word"), [INFINITE, (math.nan, "NaN")])
+@pytest.mark.parametrize(("value", "word"), [INFINITE, (math.nan, "NaN"), (-3e38, "so large")])
 def test_rewards_that_are_no_numbers_are_told_though_trl_goes_on(tmp_path, value, word):
     watch, trainer = trained("GRPO", tmp_path, returning(value))
     assert word in codes(watch)["NS704"].cause

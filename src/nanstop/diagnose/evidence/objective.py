@@ -11,6 +11,8 @@ from nanstop.diagnose.evidence.reading import series_values
 from nanstop.records import Evidence
 
 INF, NAN, UNSCORED = "reward_inf/", "reward_nan/", "reward_unscored"
+HUGE, LARGEST_REWARD = "reward_huge/", 1.8e19
+"""Those beyond which float32 has no square of a reward, of which deviations are made."""
 """Share of a batch of rewards that was bad, by reward function; noted of bad batches only."""
 RATIO_AT_ONCE, RATIO = "log_ratio/at_once", "log_ratio/later"
 """Mean distance of log-probabilities to those noted, before any update and after one."""

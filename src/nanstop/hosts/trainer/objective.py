@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from nanstop.diagnose.evidence.objective import INF, NAN, RATIO, RATIO_AT_ONCE, UNSCORED
+from nanstop.diagnose.evidence.objective import (
+    HUGE,
+    INF,
+    LARGEST_REWARD,
+    NAN,
+    RATIO,
+    RATIO_AT_ONCE,
+    UNSCORED,
+)
 from nanstop.hosts.trainer.steps.made_within import GeneratedError
 from nanstop.numerics.tensors import format_name
 from nanstop.own_code import is_of_library
@@ -144,6 +152,8 @@ class Objective:
             num_nan = sum(map(math.isnan, column)) - none if none is not None else 0
             self._bad(f"{INF}{name}", num_inf, len(rows), name, math.inf)
             self._bad(f"{NAN}{name}", num_nan, len(rows), name, math.nan)
+            huge = [abs(one) for one in column if LARGEST_REWARD < abs(one) < math.inf]
+            self._bad(f"{HUGE}{name}", len(huge), len(rows), name, max(huge, default=0.0))
         unscored = sum(all(map(math.isnan, row)) for row in rows)
         self._bad(UNSCORED, unscored, len(rows), "", math.nan)
 

@@ -42,8 +42,8 @@ mean of the targets, and falls to their variance. `mse_loss` warns of it once, a
 by hand does not. That a dimension was put in front is seen in the shapes, that the rows are lost by
 it, by an experiment: targets in another order, which leave the loss as it is.
 
-Rows can be mixed. A head makes scores [batch, length, classes], a loss may want [batch, classes,
-length]: `transpose(1, 2)` has two dimensions change places, `view` and `reshape` leave the numbers
+Rows can be mixed. A head makes scores `[batch, length, classes]`, a loss may want `[batch, classes,
+length]`: `transpose(1, 2)` has two dimensions change places, `view` and `reshape` leave the numbers
 where they lie, and a row of the loss holds pieces of several. That is seen in the memory, and told
 by an experiment: other scores in one row of the head, in a micro-batch that is run again.
 

@@ -416,6 +416,7 @@ FIRES = [
     ("NS703", Evidence(series=(series("log_ratio/at_once", [0.7, 0.8]),)), "certain"),
     ("NS703", logged(**{"sampling/sampling_logp_difference/mean": [0.07, 0.06]}), "likely"),
     ("NS703", logged(**{"sampling/importance_sampling_ratio/mean": [0.895, 0.9]}), "likely"),
+    ("NS302", Evidence(series=(series("scale", [65536.0, 32768.0, *[65536.0, 32768.0] * 10]),)), "certain"),
     ("NS704", Evidence(series=(series("reward_inf/num_words", [0.125], steps=[3]),)), "certain"),
     ("NS704", Evidence(series=(series("reward_nan/num_words", [0.5], steps=[3]),)), "certain"),
     ("NS704", Evidence(series=(series("reward_huge/num_words", [0.5], steps=[3]),)), "certain"),

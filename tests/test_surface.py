@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "d9926e2b5e958f4e")
+REPORT_FORM = (1, "790ec2df0ab33a7c")
 
 
 def test_names():

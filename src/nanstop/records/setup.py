@@ -201,7 +201,8 @@ class GradientPath:
     ``replaced``: parameters with gradients that are in no optimizer and have taken the place of
     those that it holds, later than update ``replaced_after``. ``reached_until``: the last update
     with a gradient, where there were some before ``num_reached`` was 0. ``zeros``: entries of the
-    batch that are all 0 where every gradient is, and by ones in which some arrives.
+    batch that are all 0 where every gradient is, and by ones in which some arrives. ``dropped``:
+    modules that drop all they are given, and by half of which some arrives.
     """
 
     num_trainable: int
@@ -223,3 +224,4 @@ class GradientPath:
     replaced_after: int = 0
     reached_until: int | None = None
     zeros: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "78202acea174dfdc")
+REPORT_FORM = (1, "790ec2df0ab33a7c")
 
 
 def test_names():

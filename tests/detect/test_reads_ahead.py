@@ -53,6 +53,10 @@ def nothing(length):
     return torch.zeros(length, length)
 
 
+def one_too_far(length):
+    return torch.ones(length, length, dtype=torch.bool).tril(1)
+
+
 def with_prefix(num):
     def mask(length):
         seen = forwards(length)
@@ -99,8 +103,9 @@ def told(loss, model):
     [
         (Reader(of_numbers), "scaled_dot_product_attention"),
         (ByHand(nothing), "weights @ v"),
+        (Reader(one_too_far), "scaled_dot_product_attention"),
     ],
-    ids=["numbers", "nothing"],
+    ids=["numbers", "nothing", "one too far"],
 )
 def test_rows_that_have_read_what_they_are_asked_for(model, line, loss):
     (row,) = told(loss, model)

@@ -165,6 +165,16 @@ def test_an_entry_of_the_batch_that_takes_every_gradient_away_is_named(kind):
     assert found.num_reached == 2
 
 
+@pytest.mark.parametrize(("share", "dropped"), [(1.0, ("1",)), (0.5, ())])
+def test_a_dropout_that_takes_every_gradient_away_is_named(share, dropped):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Dropout(share))
+    path = GradientPath(num_trainable=10, num_tensors=2, num_reached=2)
+    step = FnStep(model, lambda m, b: m(b["x"]).sum(), [{"x": torch.randn(3, 4)}])
+    found = none_arrives(step, path, 0.0, 4)
+    assert (found.dropped if found is not None else ()) == dropped
+    assert model[1].p == share
+
+
 def test_a_count_that_overflows_is_told_where_the_loss_is_divided_by_it(tmp_path):
     found = told(tmp_path, "counted_in_half(step)", 12)
     assert found == [("NS209", "overflow in `sum` became a finite number")]

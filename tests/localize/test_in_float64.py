@@ -71,7 +71,11 @@ def cast_between(m, b):
     return (m(b["x"]).double().exp().float()[:, 1:] * 100.0).sum()
 
 
-@pytest.mark.parametrize("loss", [times_100, through_a_matrix, cast_between])
+def squared_error(m, b):
+    return nn.functional.mse_loss(m(b["x"]).exp() / 2, torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("loss", [times_100, through_a_matrix, cast_between, squared_error])
 def test_an_exponential_that_is_multiplied_beyond_the_format_is_named(loss):
     place = found(loss, x=NEAR)
     assert place.first_bad.name != "exp"

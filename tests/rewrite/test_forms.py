@@ -332,6 +332,10 @@ GUARDED = {
     ),
     ("return y * torch.log(x * y)", "log"): "return y * torch.log((x * y).clamp(min=1.2e-38))",
     ("return x[y > 0].mean()", "mean"): "return chosen.sum() / max(chosen.numel(), 1)",
+    ("return torch.nn.functional.mse_loss(x[y > 0], y[y > 0])", "mse_loss"): (
+        "return torch.nn.functional.mse_loss"
+        '(chosen, y[y > 0], reduction="sum") / max(chosen.numel(), 1)'
+    ),
     ("return x[y.sum(-1) > 0].mean(0)", "mean"): "return chosen.sum(0) / max(chosen.shape[0], 1)",
     ("return x[y.sum(-1) > 0].std()", "std"): (
         "return values.std(correction=min(1, values.numel() - 1))"
@@ -567,3 +571,11 @@ def test_memory_by_another_name():
 def test_a_product_whose_groups_have_no_ends_is_left_alone():
     text = body("return F.grouped_mm(x, y)")
     assert rewritten(text, "grouped", "memory_fill", "_grouped_mm", value="0") == text
+
+
+def test_every_operation_of_a_line_is_guarded_where_asked_for():
+    text = body("return 0.5 * (x.log() + (x - y) ** 2 / x).mean()")
+    assert (
+        "(x.clamp(min=torch.finfo(x.dtype).tiny).log() + "
+        "torch.where(x == 0, 0, (x - y) ** 2 / x.masked_fill(x == 0, 1))).mean()"
+    ) in rewritten(text, "return", "form", "log", inf=1, value="every")

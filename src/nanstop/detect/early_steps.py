@@ -270,6 +270,7 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     from nanstop.detect.objective.one_policy import OnePolicy, apart_rows
     from nanstop.detect.objective.operands.ahead import reads_ahead
     from nanstop.detect.objective.operands.blanks import Blanks, blank_rows
+    from nanstop.detect.objective.operands.mixed import MixedRows, mixed_rows
     from nanstop.detect.objective.operands.reach import Met, unreached
     from nanstop.detect.objective.operands.signs import Signs, unsigned_rows
     from nanstop.detect.objective.padded_labels import padded_labels
@@ -284,13 +285,15 @@ def at_once(step: Step, *looks: Look) -> dict[str, Any]:
     differences, counts, picks = Cancellations(), WholeNumbersInHalf(), Picks()
     ratios, pooling, sums, pairs, masks = Ratios(), Pooling(step), RunningSums(), Pairs(), Masks()
     groups, policy, backwards, states = Groups(), OnePolicy(), Backwards(), States()
-    targets, blanks, met, signs = Targets(), Blanks(), Met(), Signs()
+    targets, blanks, met, signs, mixed = Targets(), Blanks(), Met(), Signs(), MixedRows()
     seen = (differences, counts, picks, ratios, pooling, sums, pairs, masks, groups, policy)
-    rows = objective_rows(step, 0, *seen, states, backwards, targets, blanks, met, signs, *looks)
+    seen += (states, backwards, targets, blanks, met, signs, mixed)
+    rows = objective_rows(step, 0, *seen, *looks)
     rows += _found(misaligned_rows, step, picks) + _found(paired_rows, step, pairs)
     rows += _found(lone_rows, step, groups) + _found(hidden_texts, step, picks, masks, states)
     rows += _found(padded_labels, step, picks) + _found(beyond_rows, step, targets)
     rows += _found(blank_rows, step, blanks) + _found(reads_ahead, step, picks)
+    rows += _found(mixed_rows, step, mixed)
     rows += _found(unheard_rows, step) if backwards.are_several else ()
     rows += _found(unreached, step, met) + _found(unsigned_rows, step, signs)
     coarse = {"coarse": coarse_rows(step, micros=(0,))} if counts.are_there else {}

@@ -1,6 +1,6 @@
 """Whether gradients are clipped when there are none to come to the update: ahead of the backward,
-where the call returns 0 each time, or after the update, where they are emptied next. Every update
-takes what nobody has clipped.
+where the call returns 0 each time, or after the update, where they are emptied next; or those of no
+parameters: a generator that the optimizer has used up. Every update takes what nobody has clipped.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ class EmptyClips:
             limit=limit,
             norm=float(norm),
             is_late=any(one.is_lost for one in calls),
+            is_of_none=not any(one.parameters for one in calls),
             at=source_line(calls[-1].line),
         )
 
@@ -104,7 +105,11 @@ class EmptyClips:
         yet, or only what the last one had taken.
         """
         taken = {id(p) for p in held_by(optimizer) if p.grad is not None}
-        mine = [one for one in calls if not taken.isdisjoint(map(id, one.parameters))]
+        mine = [
+            one
+            for one in calls
+            if not one.parameters or not taken.isdisjoint(map(id, one.parameters))
+        ]
         return bool(mine) and all(one.is_empty or one.is_lost for one in mine)
 
 

@@ -98,7 +98,8 @@ def none_arrives(
     if found is None:
         gone = _gone(step, path, num_zero) if num_zero >= GONE_FOR else None
         zeros = () if gone else _zeros(step)
-        return replace(path, zeros=zeros) if zeros else gone
+        dropped = () if gone or zeros else _dropped(step)
+        return replace(path, zeros=zeros, dropped=dropped) if zeros or dropped else gone
     behind = tuple(n for n, p in trained.items() if any(p is one for one in found.parameters))
     return replace(path, behind=behind, flat_at=found.line, is_own=found.is_own)
 
@@ -138,6 +139,27 @@ def _zeros(step: Step) -> tuple[str, ...]:
             if any(grad is not None and bool(grad.any()) for grad in trained):
                 found.append(name)
     return tuple(found)
+
+
+def _dropped(step: Step) -> tuple[str, ...]:
+    """Return the dropouts that drop all they are given, if a gradient arrives once they drop half.
+
+    Undone bitwise. Synchronises the device.
+    """
+    root = step.view.root
+    found: dict[str, Any] = {
+        n: m for n, m in root.named_modules() if getattr(m, "p", None) == 1.0 and m.training
+    }
+    with attributes_kept((one, "p") for one in found.values()):
+        for one in found.values():
+            one.p = 0.5
+        if not found:
+            return ()
+        with step.isolated(), torch.enable_grad():
+            step.run(0)
+            trained = (p.grad for p in root.parameters() if p.requires_grad)
+            arrives = any(grad is not None and bool(grad.any()) for grad in trained)
+    return tuple(found)[:_MOST_ENTRIES] if arrives else ()
 
 
 def stuck(step: Step) -> tuple[str, ...]:

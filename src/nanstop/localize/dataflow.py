@@ -32,6 +32,8 @@ _CHOICES: Kinds = frozenset({"chosen", "ratio"})
 _EXPONENTIALS = frozenset({"exp", "exp2", "_softmax", "softmax", "sigmoid"})
 _UNBOUNDED = frozenset({"exp", "exp2", "expm1", "sinh", "cosh"})
 _PRODUCTS = frozenset({"mul", "div", "pow", "square", "prod"})
+_SQUARES = frozenset({"mse_loss"})
+"""Products of a difference with itself."""
 _CASTS = frozenset({"_to_copy"})
 _SUMS = frozenset({"sum", "mean", "add", "mm", "bmm", "mv", "dot", "addmm"})
 _CHECK = "_linalg_check_errors"
@@ -130,7 +132,7 @@ def exploded_number(trace: Trace, index: int, *, limit: int = 16) -> int | None:
         if current != index and base in _UNBOUNDED:
             made = (range_of(trace, one).absmax for one in op.outputs if one.slot >= 0)
             return current if any(half < size < math.inf for size in made) else None
-        if base not in _PRODUCTS | _SUMS | KEEPS:
+        if base not in _PRODUCTS | _SQUARES | _SUMS | KEEPS:
             return None
         read = [one for one in op.inputs if one.slot >= 0 and not range_of(trace, one).is_bad]
         largest = max(read, key=lambda one: range_of(trace, one).absmax, default=None)

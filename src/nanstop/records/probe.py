@@ -102,7 +102,8 @@ class ObjectiveRow:
     padding, gradients that were asked for without a graph, logarithms of probabilities along
     another dimension, a target ``width`` beyond 0 and 1, targets of 0 in the place of -1, ``width``
     labels that are the blank of an alignment, labels that each row has read, outputs that are
-    kept from ``width`` targets, or targets of 0 and 1 that are looked through for -1.
+    kept from ``width`` targets, targets of 0 and 1 that are looked through for -1, or rows of
+    ``width`` scores that are pieces of several.
     ``line``: FILE:LINE; ``made_at``: of the lines that made what was read what it is; of copies,
     the names of what holds them in the batch.
     """
@@ -130,6 +131,7 @@ class ObjectiveRow:
         "ahead",
         "out_of_reach",
         "never_below",
+        "mixed",
     ]
     width: int
     line: str = ""

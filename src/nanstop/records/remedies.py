@@ -149,6 +149,9 @@ MASKED = "masked"
 """A guarded form that is typed element by element, where a shorter code gives another value or
 another gradient at what is left out.
 """
+EVERY = "every"
+"""A guarded form that is typed at every operation of the line: once the first one passes, another
+may fail."""
 INNERMOST = "innermost"
 """A guarded form that is typed where no other operation of its kind stands within: which of several
 fails is not known."""

@@ -99,14 +99,16 @@ class RateFacts:
 @record
 class ClippingFacts:
     """The first ``num_updates`` updates, ahead of each of which gradients were clipped to ``limit``
-    when there were none, or (``is_late``) after the one before had taken them. ``norm``: of those
-    that the last of them took. ``at``: the line that clips.
+    when there were none, or (``is_late``) after the one before had taken them, or those of no
+    parameters (``is_of_none``). ``norm``: of those that the last of them took. ``at``: the line
+    that clips.
     """
 
     num_updates: int
     limit: float
     norm: float
     is_late: bool = False
+    is_of_none: bool = False
     at: SourceLine | None = None
 
 
@@ -199,7 +201,8 @@ class GradientPath:
     ``replaced``: parameters with gradients that are in no optimizer and have taken the place of
     those that it holds, later than update ``replaced_after``. ``reached_until``: the last update
     with a gradient, where there were some before ``num_reached`` was 0. ``zeros``: entries of the
-    batch that are all 0 where every gradient is, and by ones in which some arrives.
+    batch that are all 0 where every gradient is, and by ones in which some arrives. ``dropped``:
+    modules that drop all they are given, and by half of which some arrives.
     """
 
     num_trainable: int
@@ -221,3 +224,4 @@ class GradientPath:
     replaced_after: int = 0
     reached_until: int | None = None
     zeros: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()

@@ -15,6 +15,15 @@ module, its values the doublings that its largest output has left in that format
 
 IGNORED_LABEL = -100
 """What cross entropy leaves out (torch's and transformers' ``ignore_index``)."""
+LOSSES_OF_ELEMENTS = (
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+)
+"""Functions of torch whose mean is over all elements of their operands."""
 
 Phase = Literal["forward", "recompute", "backward", "optimizer", "generate", "loss", "evaluate"]
 FailureKind = Literal[

@@ -38,6 +38,11 @@ _MODULES: Mapping[str, str] = {
     "torch.nn.CrossEntropyLoss": "cross_entropy",
     "torch.nn.NLLLoss": "nll_loss",
     "torch.nn.CTCLoss": "ctc_loss",
+    "torch.nn.MSELoss": "mse_loss",
+    "torch.nn.L1Loss": "l1_loss",
+    "torch.nn.SmoothL1Loss": "smooth_l1_loss",
+    "torch.nn.HuberLoss": "huber_loss",
+    "torch.nn.BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
 }
 METHODS = frozenset(
     {"softmax", "sigmoid", "log_softmax", "log", "log2", "log10", "log1p", "exp", "expm1", "sum"}

@@ -89,6 +89,12 @@ FAULTS = {
         opt.step()
         nn.utils.clip_grad_norm_(weights, 1e-3)
         """)),
+    "a generator that is used up is clipped": ("NS112", "clip_grad_norm_(used, 1e-3)", loop("""
+        opt.zero_grad()
+        loss_of(x).backward()
+        nn.utils.clip_grad_norm_(used, 1e-3)
+        opt.step()
+        """, before="used = net.parameters()\nlist(used)")),
     "scaled, clipped after the update": (
         "NS112", "nn.utils.clip_grad_norm_(net.parameters(), 1e-3)", loop("""
         scaler.scale(loss_of(x)).backward()
@@ -402,6 +408,13 @@ HEALTHY = {
         nn.utils.clip_grad_norm_(weights, 0.1)
         opt.step()
         nn.utils.clip_grad_norm_(weights, 0.1)
+        """),
+    "a clip of no parameters and another": loop("""
+        opt.zero_grad()
+        loss_of(x).backward()
+        nn.utils.clip_grad_norm_([], 0.1)
+        nn.utils.clip_grad_norm_(weights, 0.1)
+        opt.step()
         """),
     "an idle clip and another": loop("""
         opt.zero_grad()

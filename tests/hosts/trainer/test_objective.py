@@ -166,11 +166,124 @@ def test_what_fails_in_a_reward_function_is_not_asked_for_again(tmp_path, monkey
     assert [one.diagnoses[0].code for one in made[0].incidents] == ["NS000"]
 
 
+def test_what_fails_to_generate_after_a_reward_function_has_failed(tmp_path, monkeypatch):
+    trainers, watches = [], []
+
+    def seen(trainer, **options):
+        trainers.append(trainer)
+        watches.append(_watch(trainer, **options))
+        return watches[0]
+
+    def unreachable(**_):
+        raise ConnectionError("no answer")
+
+    monkeypatch.setattr(nanstop, "watch", seen)
+    with pytest.raises(ConnectionError):
+        trained("GRPO", tmp_path, unreachable, max_completion_length=1)
+    trainers[0].generation_config.repetition_penalty = 1e-45
+    with pytest.raises(RuntimeError, match="probability tensor"):
+        trainers[0].train()
+    assert [one.diagnoses[0].code for one in watches[0].incidents] == ["NS201"]
+
+
+class Sharpened(torch.nn.Linear):
+    """Divides by a norm that is 0 where rows are asked for a gradient at ``at``."""
+
+    at, now = 2, staticmethod(lambda: 0)
+
+    def forward(self, rows):
+        if rows.requires_grad and self.now() == self.at:
+            rows = rows * 0.0
+        return super().forward(rows / rows.norm(dim=-1, keepdim=True))
+
+
+def trained_online(folder, reward, head=None, **options):
+    """Train online DPO for four steps of two prompts, watched, and yield the watch as soon as it
+    watches.
+    """
+    from datasets import Dataset
+    from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
+
+    model, reference = (policy(folder, attention_dropout=0.1) for _ in range(2))
+    settings = tiny.training_args(folder, max_steps=4) | {
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 1,
+        "max_new_tokens": 4,
+    }
+    trainer = OnlineDPOTrainer(
+        model=model,
+        ref_model=reference,
+        reward_funcs=reward,
+        args=OnlineDPOConfig(**settings),
+        train_dataset=Dataset.from_dict({"prompt": [f"w{i} w3" for i in range(16)]}),
+        processing_class=tiny.tokenizer(),
+    )
+    if head is not None:
+        model.lm_head.__class__ = head
+        model.lm_head.now = lambda: trainer.state.global_step
+    for name, value in options.items():
+        setattr(trainer.generation_config, name, value)
+    watch = _watch(trainer, out=folder / "out", policy="skip")
+    cases.seed()
+    yield watch
+    try:
+        trainer.train()
+    finally:
+        watch.close()
+
+
+INSIDE = needs("trl", "1.0", "before it this trainer is no experimental one")
+
+
+@INSIDE
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_that_generates_inside_its_step_is_run_again_with_what_it_made(tmp_path):
+    asked = []
+
+    def counted(prompts, completions, **_):
+        asked.append(len(completions))
+        return lengths(completions)
+
+    (watch,) = trained_online(tmp_path, counted, Sharpened)
+    (told,) = watch.incidents
+    assert told.diagnoses[0].code == "NS206"
+    assert told.proof.verdict == "proven"
+    assert told.replay.fidelity == "bitwise"
+    assert asked == [4] * 4
+
+
+@INSIDE
+@pytest.mark.filterwarnings("ignore")
+def test_what_fails_to_generate_inside_a_step_is_run_again_up_to_its_rewards(tmp_path):
+    asked = []
+    training = trained_online(tmp_path, lambda **_: asked.append(1), repetition_penalty=1e-45)
+    watch = next(training)
+    with pytest.raises(RuntimeError, match="probability tensor"):
+        next(training)
+    (told,) = watch.incidents
+    assert (told.incident.phase, told.diagnoses[0].code) == ("generate", "NS201")
+    assert asked == []
+
+
+@INSIDE
+@pytest.mark.filterwarnings("ignore")
+def test_a_reward_function_that_fails_inside_a_step_is_not_asked_again(tmp_path):
+    asked = []
+
+    def divided(completions, **_):
+        asked.append(len(completions))
+        return [1 / 0 for _ in completions]
+
+    with pytest.raises(ZeroDivisionError):
+        list(trained_online(tmp_path, divided))
+    assert asked == [4]
+
+
 GOES_ON = needs("trl", "1.0", "before it an infinite reward is a NaN advantage")
 INFINITE = pytest.param(math.inf, "infinite", marks=GOES_ON)
 
 
-@pytest.mark.parametrize(("value", "word"), [INFINITE, (math.nan, "NaN")])
+@pytest.mark.parametrize(("value", "word"), [INFINITE, (math.nan, "NaN"), (-3e38, "so large")])
 def test_rewards_that_are_no_numbers_are_told_though_trl_goes_on(tmp_path, value, word):
     watch, trainer = trained("GRPO", tmp_path, returning(value))
     assert word in codes(watch)["NS704"].cause

@@ -39,6 +39,10 @@ BROKEN = {
     "softmax": (lambda x: torch.softmax(x, -1), SCORES),
     "log softmax": (lambda x: F.log_softmax(x, -1).masked_fill(x == -torch.inf, 0.0), SCORES),
     "mean of nothing": (lambda x: x[x > 99.0].mean(), ROWS),
+    "mean loss of nothing": (
+        lambda x: F.mse_loss(x[x > 99.0], ROWS[ROWS > 99.0]),
+        ROWS,
+    ),
     "deviation of one": (lambda x: x[:, :1].std(1), ROWS),
     "deviation and mean of one": (lambda x: torch.cat(torch.std_mean(x[:, :1], 1)), ROWS),
     "covariance of one": (lambda x: torch.cov(x[:, :1]), ROWS),
@@ -54,7 +58,7 @@ BROKEN = {
 }
 
 
-ALWAYS = {"mean of nothing", "deviation of one", "a count of Python's"}
+ALWAYS = {"mean of nothing", "mean loss of nothing", "deviation of one", "a count of Python's"}
 ALWAYS |= {"deviation and mean of one", "covariance of one"}
 """What has no value whatever is read."""
 

@@ -11,6 +11,8 @@ from nanstop.diagnose.evidence.reading import series_values
 from nanstop.records import Evidence
 
 INF, NAN, UNSCORED = "reward_inf/", "reward_nan/", "reward_unscored"
+HUGE, LARGEST_REWARD = "reward_huge/", 1.8e19
+"""Those beyond which float32 has no square of a reward, of which deviations are made."""
 """Share of a batch of rewards that was bad, by reward function; noted of bad batches only."""
 RATIO_AT_ONCE, RATIO = "log_ratio/at_once", "log_ratio/later"
 """Mean distance of log-probabilities to those noted, before any update and after one."""
@@ -64,6 +66,12 @@ INSTEAD = {
         "a target of 0 has no gradient: nothing asks for a low output",
         "with one number in the place of all outputs the loss only falls as that rises",
         "it takes -1 and 1: 2 * targets - 1; for 0 and 1 take binary_cross_entropy_with_logits",
+    ),
+    "mixed": (
+        "scores of several rows are compared with each other",
+        "a row of the loss holds pieces of several rows: none of them can be right",
+        "other scores in one row of the head change several rows of the loss, each in part",
+        "scores.transpose(1, 2) has two dimensions change places; view and reshape do not",
     ),
     "never_below": (
         "targets are 0 and 1 where -1 and 1 are looked for",

@@ -17,12 +17,9 @@ from torch.amp.grad_scaler import OptState
 
 from nanstop.decide.agreement import on_every_rank
 from nanstop.hosts import compat
-from nanstop.hosts.trainer.step import (
-    HfStep,
-    Reentry,
-    TrainerWindow,
-    isolation,
-)
+from nanstop.hosts.trainer.steps.micros import TrainerWindow
+from nanstop.hosts.trainer.steps.reentry import Reentry
+from nanstop.hosts.trainer.steps.step import HfStep, isolation
 from nanstop.hosts.window.remedies import under
 from nanstop.numerics.tensors import nonfinite
 from nanstop.records import Atom

@@ -19,7 +19,8 @@ from torch import Tensor
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.detect.signals import Alarm, alarm, alarm_of_exception
 from nanstop.hosts.run_again import run_again
-from nanstop.hosts.trainer.step import Reentry, given_of, isolation, shown
+from nanstop.hosts.trainer.steps.reentry import Reentry, given_of, shown
+from nanstop.hosts.trainer.steps.step import isolation
 from nanstop.hosts.trainer.watched import WatchedTrainer
 from nanstop.hosts.window.ends import WindowEnds
 from nanstop.records import RunFacts, Signal, StepId

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from nanstop.diagnose.evidence.objective import INF, NAN, RATIO, RATIO_AT_ONCE, UNSCORED
+from nanstop.diagnose.evidence.objective import (
+    HUGE,
+    INF,
+    LARGEST_REWARD,
+    NAN,
+    RATIO,
+    RATIO_AT_ONCE,
+    UNSCORED,
+)
+from nanstop.hosts.trainer.steps.made_within import GeneratedError
 from nanstop.numerics.tensors import format_name
 from nanstop.own_code import is_of_library
 from nanstop.records import Signal, SourceLine, StepId
@@ -30,10 +39,6 @@ __tracebackhide__ = passes_through
 
 _REWARDS, _LOGPS = "_calculate_rewards", "_get_per_token_logps_and_entropies"
 Note = Callable[[str, Any], None]
-
-
-class _GeneratedError(Exception):
-    """A trainer asks for the rewards of what it has generated."""
 
 
 class Objective:
@@ -69,7 +74,7 @@ class Objective:
         self._ends_there = True
         try:
             return make()
-        except _GeneratedError:
+        except GeneratedError:
             return None
         finally:
             self._ends_there = False
@@ -112,7 +117,7 @@ class Objective:
 
     def _on_rewards(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self._ends_there:
-            raise _GeneratedError
+            raise GeneratedError
         self.is_scoring = True
         rewards = self._scored(original, *args, **kwargs)
         self.is_scoring = False
@@ -147,6 +152,8 @@ class Objective:
             num_nan = sum(map(math.isnan, column)) - none if none is not None else 0
             self._bad(f"{INF}{name}", num_inf, len(rows), name, math.inf)
             self._bad(f"{NAN}{name}", num_nan, len(rows), name, math.nan)
+            huge = [abs(one) for one in column if LARGEST_REWARD < abs(one) < math.inf]
+            self._bad(f"{HUGE}{name}", len(huge), len(rows), name, max(huge, default=0.0))
         unscored = sum(all(map(math.isnan, row)) for row in rows)
         self._bad(UNSCORED, unscored, len(rows), "", math.nan)
 

@@ -37,7 +37,8 @@ from nanstop.hosts.trainer.checkpoints import CheckpointGuard
 from nanstop.hosts.trainer.evaluation import EvaluationGuard
 from nanstop.hosts.trainer.facts import facts_of
 from nanstop.hosts.trainer.objective import Objective, has_own_loss
-from nanstop.hosts.trainer.step import Reentry, TrainerMicro, TrainerWindow
+from nanstop.hosts.trainer.steps.micros import TrainerMicro, TrainerWindow
+from nanstop.hosts.trainer.steps.reentry import Reentry
 from nanstop.hosts.trainer.view import HfView
 from nanstop.hosts.trainer.windows import TrainerWindows
 from nanstop.records import RunFacts, SourceLine, StepId
@@ -120,6 +121,7 @@ class TrainerWatch:
         log = self.trainer._maybe_log_save_evaluate
         self.patches.set(self.trainer, "_maybe_log_save_evaluate", partial(self._on_log, log))
         self.objective.install(self.patches)
+        self.host.within.install(self.patches)
         self.rows.install(self.patches)
         EvaluationGuard(self, self.windows.ends).install()
         CheckpointGuard(self, self.windows.ends).install()

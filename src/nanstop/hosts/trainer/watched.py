@@ -8,7 +8,7 @@ from nanstop.decide.decision import Decision
 from nanstop.hosts.patching import Patches
 from nanstop.hosts.trainer.actions import Carrier
 from nanstop.hosts.trainer.objective import Objective
-from nanstop.hosts.trainer.step import Reentry
+from nanstop.hosts.trainer.steps.reentry import Reentry
 from nanstop.hosts.trainer.view import HfView
 from nanstop.records import RunFacts, StepId
 from nanstop.session.watched_run import WatchedRun

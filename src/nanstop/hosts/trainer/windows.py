@@ -19,13 +19,9 @@ from nanstop.hosts.tape.pieces import accumulation_in
 from nanstop.hosts.tape.taped_step import TapedStep
 from nanstop.hosts.trainer.actions import clear_gradients
 from nanstop.hosts.trainer.evaluation import ForwardStep
-from nanstop.hosts.trainer.step import (
-    HfStep,
-    TrainerMicro,
-    TrainerWindow,
-    given_of,
-    shown,
-)
+from nanstop.hosts.trainer.steps.micros import TrainerMicro, TrainerWindow
+from nanstop.hosts.trainer.steps.reentry import given_of, shown
+from nanstop.hosts.trainer.steps.step import HfStep
 from nanstop.hosts.trainer.watched import WatchedTrainer
 from nanstop.hosts.window.ends import WindowEnds
 from nanstop.numerics.trained import held_by
@@ -95,6 +91,9 @@ class TrainerWindows:
         """
         watch, micro = self._watch, window.micros[-1]
         at = watch.step_id(step=window.index, micro=len(window.micros) - 1)
+        scored = self._was_scoring()
+        if micro.whole and (scored or not micro.made):
+            micro.batch = None
         phase = "generate" if micro.batch is None else phase_of(error)
         is_own = not is_numeric(error)
         if is_own and not self._is_answer(window, error):
@@ -102,7 +101,7 @@ class TrainerWindows:
             return False
         found = replace(alarm_of_exception(watch.view, at, error, phase), is_past=is_own)
         if micro.batch is None:
-            self.ends.ask(self._preparation(micro, at), found)
+            self.ends.ask(None if scored else self._preparation(micro, at), found)
             return False
         if is_own and self.facts.world_size > 1:  # the others wait for this one
             self.ends.ask(self.step(window), replace(found, no_redo=RAISED))
@@ -115,17 +114,24 @@ class TrainerWindows:
             micro.loss = watch.host.leave_out(micro)
         return True
 
+    def _was_scoring(self) -> bool:
+        """Return whether rewards were asked for where a micro-batch raised."""
+        objective, within = self._watch.objective, self._watch.host.within
+        scored = objective.is_scoring or within.is_scoring
+        objective.is_scoring = within.is_scoring = False
+        return scored
+
     def _preparation(self, micro: TrainerMicro, at: StepId) -> ForwardStep | None:
         """Return what generates for the batch of ``micro``, which raised, as a step; None where its
-        beginning is not known, or it had come to its rewards.
+        beginning is not known.
         """
         watch = self._watch
-        if micro.rng is None or watch.objective.is_scoring:
+        if micro.rng is None:
             return None
         raw = shown(copy.copy(micro.raw))
 
         def again(batch: Batch) -> Any:
-            return watch.objective.generated(lambda: watch.host.prepare_inputs(given_of(batch)))
+            return watch.objective.generated(lambda: watch.host.generate(micro, given_of(batch)))
 
         return ForwardStep(
             at, watch.view, self.facts, (raw,), (None,), micro.rng, watch.host, again, training=True

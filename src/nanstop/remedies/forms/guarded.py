@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanstop.records.vocabulary import IGNORED_LABEL
+from nanstop.records.vocabulary import IGNORED_LABEL, LOSSES_OF_ELEMENTS
 from nanstop.remedies.forms.calls import Call
 from nanstop.replay.conditions import inside_transform
 from nanstop.replay.path import no_choices
@@ -259,6 +259,14 @@ def _labelled(call: Call) -> Tensor | None:
     return summed / torch.where(total == 0, torch.ones_like(total), total)
 
 
+def _of_elements(call: Call) -> Tensor | None:
+    """Return a mean loss, of no element 0."""
+    read = call.read
+    if read is None or read.numel() or call.kwargs.get("reduction", "mean") != "mean":
+        return None
+    return call.function(*call.args, **{**call.kwargs, "reduction": "sum"})
+
+
 def _ctc(call: Call) -> Tensor | None:
     return call.function(*call.args[:6], **{**call.kwargs, "zero_infinity": True})
 
@@ -299,6 +307,7 @@ _GUARDS: Mapping[str, Callable[[Call], Any]] = {
     "cov": _covariance,
     "normalize": _norm,
     **dict.fromkeys(("cross_entropy", "nll_loss"), _labelled),
+    **dict.fromkeys(LOSSES_OF_ELEMENTS, _of_elements),
     "ctc_loss": _ctc,
     "add": _sum_of_masks,
 }

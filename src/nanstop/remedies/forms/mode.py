@@ -9,7 +9,7 @@ from typing import Any
 
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
-from nanstop.records.remedies import FINITE_NUMBERS, GUARDED, INNERMOST, MASKED, form_of
+from nanstop.records.remedies import EVERY, FINITE_NUMBERS, GUARDED, INNERMOST, MASKED, form_of
 from nanstop.remedies.forms import guarded, held, unwritten, wide
 from nanstop.remedies.forms.calls import Call, line_in
 from nanstop.remedies.forms.comparison import Comparison
@@ -26,7 +26,7 @@ _FORMS: Mapping[str, Callable[[], Form]] = {
     "held": lambda: held.answer,
     **{number: partial(held.finite_of, float(number)) for number in FINITE_NUMBERS},
     "float32": lambda: wide.answer,
-    **dict.fromkeys((GUARDED, INNERMOST, MASKED), lambda: guarded.answer),
+    **dict.fromkeys((GUARDED, EVERY, INNERMOST, MASKED), lambda: guarded.answer),
 }
 
 

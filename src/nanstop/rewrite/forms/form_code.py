@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, product
 
 from nanstop.records import Atom, OpEvent, Proof
-from nanstop.records.remedies import FORMS, GUARDED, INNERMOST, MASKED, form_of
+from nanstop.records.remedies import EVERY, FORMS, GUARDED, INNERMOST, MASKED, form_of
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.forms.guarded import rewrite_guarded, rewrite_held
@@ -17,7 +17,7 @@ from nanstop.rewrite.forms.unwritten import rewrite_unwritten
 from nanstop.rewrite.operations import Operation, infinity_of, number_of, operation
 from nanstop.rewrite.source import Edit, Source, apart, edited, expressions_of, source_of
 
-_MOST_CODES = 4
+_MOST_CODES = 5
 """Ways to type one cure that are tried."""
 _OF_TWO = frozenset({"matmul", "mm", "bmm", "dot", "mv"})
 """Products, each of which torch may compute by another; their operands have to be of one format."""
@@ -89,7 +89,8 @@ def ways_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
     whole = (replace(one, value=GUARDED) for one in guards if form_of(one)[1])
     inner = (replace(one, value=INNERMOST) for one in guards)
     masked = (replace(one, value=MASKED) for one in guards)
-    return (*forms, *whole, *inner, *masked)
+    every = (replace(one, value=EVERY) for one in guards)
+    return (*forms, *whole, *inner, *masked, *every)
 
 
 def _is_among(
@@ -131,7 +132,8 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
         draft.masked, draft.innermost = atom.value == MASKED, atom.value == INNERMOST
         draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
         try:
-            if _rewritten(draft, atom, _name(event) or form_of(atom)[1]):
+            op = "" if atom.value == EVERY else _name(event) or form_of(atom)[1]
+            if _rewritten(draft, atom, op):
                 return draft.finished()
         except NotKnownError:
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Collection, Mapping
 
+from nanstop.records.vocabulary import LOSSES_OF_ELEMENTS
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.operations import (
     FILLS,
@@ -37,7 +38,7 @@ def rewrite_guarded(draft: Draft, op: str = "") -> bool:
     that a function of a library computes, and is not spelled in the statement then.
     """
     found = list(_operations(draft))
-    spelled = _SPELLINGS.get(op, (op,)) if op else _FORMS.keys() - {"exp"}
+    spelled = _SPELLINGS.get(op, (op,)) if op else _FORMS.keys() - _ALONE
     named = [one for one in found if one.name in spelled]
     if draft.innermost:
         named = [one for one in named if not _holds(one, named)]
@@ -242,9 +243,7 @@ def _normalized(draft: Draft, found: Operation) -> str | None:
     if not same(norm.operand, value) or not is_cheap(value):
         return None
     spelled = draft.source.spelled("torch.nn.functional.normalize")
-    if spelled is None:
-        return None
-    return f"{spelled}({draft.source.segment(value)}, dim={draft.source.segment(dim)})"
+    return spelled and f"{spelled}({draft.source.segment(value)}, dim={draft.source.segment(dim)})"
 
 
 def _held_eps(draft: Draft, found: Operation) -> str | None:
@@ -338,6 +337,16 @@ def _cross_entropy(draft: Draft, found: Operation) -> str | None:
     return f"{function}({', '.join(inside)}) / ({target} != {ignored}).sum().clamp(min=1)"
 
 
+def _of_elements(draft: Draft, found: Operation) -> str | None:
+    """Return the sum over the number of elements, at least 1."""
+    if len(found.args) != 2 or found.keywords or not isinstance(found.node, ast.Call):
+        return None
+    read, func = draft.twice(found.operand, "chosen"), found.node.func
+    name = draft.functional(found.name) if found.made_by else draft.source.segment(func)
+    both = f"{read}, {draft.source.segment(found.args[1])}"
+    return f'{name}({both}, reduction="sum") / max({read}.numel(), 1)'
+
+
 def _ctc(draft: Draft, found: Operation) -> str | None:
     """Return the call with ``zero_infinity``."""
     node = found.made_by or found.node
@@ -368,9 +377,11 @@ _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     **dict.fromkeys(("std", "var", "std_mean", "var_mean", "cov"), _deviation),
     **dict.fromkeys(("softmax", "log_softmax"), _softmax),
     **dict.fromkeys(("cross_entropy", "nll_loss"), _cross_entropy),
+    **dict.fromkeys(LOSSES_OF_ELEMENTS, _of_elements),
     "ctc_loss": _ctc,
     "normalize": _held_eps,
 }
+_ALONE = {"exp", "mean", *LOSSES_OF_ELEMENTS}  # rewritten only where it fails itself
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "_softmax": ("softmax",),
     "_safe_softmax": ("softmax",),

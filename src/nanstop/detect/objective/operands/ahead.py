@@ -96,7 +96,7 @@ def _is_read(step: Step, table: int, pick: int, picks: Picks) -> bool:
     plain = picks.chances[pick].float().reshape(len(tokens), -1) * asked
     each = moved(slice(half, None)) / asked.sum(0).clamp(min=1)
     least = _CHANGED if len(tokens) > 1 else _CHANGED_ALONE
-    if not float(each[: half - 1].amax()) > least * float(each[half:].amax()):
+    if not float(each[:half].amax()) > least * float(each[half:].amax()):
         return False
     # Statistics of the batch hang on all of it, and numbers that are drawn anew on nothing.
     of_first = seen((slice(0, 1), slice(half, None)))

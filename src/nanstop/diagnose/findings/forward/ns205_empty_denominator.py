@@ -142,7 +142,7 @@ def _weighs_nothing(event: OpEvent) -> str | None:
 def _reduces_too_few(event: OpEvent) -> str | None:
     name = op_name(event.op)
     if name not in STATISTICS or not event.inputs:
-        return None
+        return _NONE if _averages_nothing(event) else None
     num_elements = math.prod(event.inputs[0].shape)
     num_results = math.prod(event.outputs[0].shape) if event.outputs else 1
     if num_elements == 0:
@@ -150,6 +150,13 @@ def _reduces_too_few(event: OpEvent) -> str | None:
     if name in DEVIATIONS and num_elements in (1, num_results):
         return _ONE
     return None
+
+
+def _averages_nothing(event: OpEvent) -> bool:
+    """Return whether an op makes one NaN of operands that hold no element: a mean loss."""
+    sizes = [math.prod(one.shape) for one in event.inputs]
+    made = [one for one in event.outputs if one.nan]
+    return bool(sizes) and not any(sizes) and [math.prod(one.shape) for one in made] == [1]
 
 
 RULE = Rule(

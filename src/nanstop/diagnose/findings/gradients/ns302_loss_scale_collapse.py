@@ -3,7 +3,9 @@
 ## What happened
 The GradScaler found non-finite gradients in many steps in a row. It halves its scale and skips the
 update each time, so the run goes on, the log is written, and no weight moves. A GradScaler with
-float16 parameters does not get that far: it raises `Attempting to unscale FP16 gradients`.
+float16 parameters does not get that far: it raises `Attempting to unscale FP16 gradients`. A scale
+that rises too soon (`growth_interval=1`) leaves its format again and again: half of all updates are
+skipped, and the loss falls all the same.
 
 ## Why it happens
 The scale starts at 65536 = 2^16 and settles after 3 to 8 skips in a healthy run. A failure that
@@ -50,12 +52,16 @@ NS303, gradients that are flushed to zero because the scale is too small.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from nanstop.diagnose.evidence.candidates import BF16, Candidates, fp32_trainables, precision
 from nanstop.diagnose.evidence.reading import bad_output, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, op_name
 from nanstop.wording import counted, number
 
+_ONE_OF = 4
+"""Steps of which one at least is skipped where a scale grows too fast."""
 HEALTHY_SKIPS = 8
 """A scaler that starts at 65536 finds its scale in at most this many skips in a healthy run."""
 
@@ -68,7 +74,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         signal.source == "scaler" for signal in evidence.incident.signals
     )
     if skips <= HEALTHY_SKIPS and not reported:
-        return None
+        return _overgrown(values)
     return Diagnosis(
         code="NS302",
         title="the loss scaler skips every step",
@@ -77,6 +83,26 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=_culprit(evidence),
         remedies=_remedies(evidence),
         where=_where(evidence),
+    )
+
+
+def _overgrown(values: tuple[float, ...]) -> Diagnosis | None:
+    """Return the finding of a scale that has found its place, and leaves it again and again."""
+    steps = tuple(pairwise(values))
+    start = next((n for n, (before, after) in enumerate(steps) if after >= before), len(steps))
+    num_falls = sum(after < before for before, after in steps[start:])
+    num_rises = sum(after > before for before, after in steps[start:])
+    if num_falls < HEALTHY_SKIPS or 2 * num_rises < num_falls:
+        return None
+    if num_falls * _ONE_OF < len(steps) - start:
+        return None
+    return Diagnosis(
+        code="NS302",
+        title="the loss scale grows too fast",
+        cause=f"in {counted(len(steps) - start, 'step')} it rose {num_rises} times and fell "
+        f"{num_falls} times: as many updates were not applied",
+        confidence="certain",
+        lines=("a scale is to rise after 2000 steps without an overflow (`growth_interval`)",),
     )
 
 

@@ -183,7 +183,8 @@ def _no_gradient(evidence: Evidence) -> Diagnosis | None:
     path = facts.gradient_path
     reached = path is None or path.num_reached != 0
     asks = facts.objective is not None
-    least = (FROM_THE_START if always else LATER) if asks else OF_ANY
+    dropped = path.dropped if path is not None else ()
+    least = (FROM_THE_START if always else LATER) if asks or dropped else OF_ANY
     # A scaler that is too low, and float16, flush gradients to zero: another finding.
     if num_steps < least or not reached or _may_flush(evidence):
         return None
@@ -198,13 +199,15 @@ def _no_gradient(evidence: Evidence) -> Diagnosis | None:
         title="the objective has no gradient",
         cause=f"the gradient was exactly 0 in {counted(num_steps, 'update')} in a row, and is "
         "with other weights, too",
-        confidence="likely" if asks else "possible",
+        confidence="likely" if asks or dropped else "possible",
         lines=(_zeros_of(path),),
         where="gradient",
     )
 
 
 def _zeros_of(path: GradientPath | None) -> str:
+    if path is not None and path.dropped:
+        return f"{listed(path.dropped)} drops all it is given: with p = 0.5 a gradient arrives"
     if path is None or not path.zeros:
         return (
             "look for advantages, weights or masks of the loss that are all 0, or for a model "

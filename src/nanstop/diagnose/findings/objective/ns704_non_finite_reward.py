@@ -1,4 +1,4 @@
-"""A reward is NaN, infinite or missing.
+"""A reward is NaN, infinite, missing, or so large that nothing can be compared with it.
 
 ## What happened
 A reward function returned something that is no number. Either the loss fails with it, or the
@@ -10,8 +10,10 @@ One Inf among the rewards of a group makes its mean Inf: the advantages are 1 - 
 Inf = NaN, for all of them. TRL divides by a deviation that is NaN as well and turns NaN into 0: a
 group of 8 with one Inf has eight advantages of 0. Without that division -Inf becomes -3.4e38, and
 the loss overflows. A NaN or None leaves its completion out; if no function scores it, it is
-generated and not learned from. Usual origins are 0 / 0 for an empty completion, log(0), a division
-by the length, `float("inf")` as a penalty, a judge that did not answer.
+generated and not learned from. A finite reward beyond 1.8e19 has no square in float32, and the
+deviation of its group is Inf: all its advantages are 0. Usual origins are 0 / 0 for an empty
+completion, log(0), a division by the length, `float("inf")` as a penalty, a judge that did not
+answer.
 
 ## Example
 ```python
@@ -49,13 +51,15 @@ other functions score the completion is how TRL routes tasks, and no fault.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from nanstop.diagnose.evidence.candidates import without_rows
-from nanstop.diagnose.evidence.objective import INF, NAN, UNSCORED, named
+from nanstop.diagnose.evidence.objective import HUGE, INF, NAN, UNSCORED, named
 from nanstop.diagnose.evidence.reading import standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Confidence, Diagnosis, Evidence
+from nanstop.records import Confidence, Diagnosis, Evidence, Signal
+from nanstop.wording import number
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -74,7 +78,7 @@ def _failed(evidence: Evidence) -> Diagnosis | None:
     missing = f"{told[0].message} are missing: no function scored the completion" if told else ""
     diagnosis = Diagnosis(
         code="NS704",
-        title="a reward is not finite" if told else f"a reward or weight is not finite: `{weight}`",
+        title=_title(told) if told else f"a reward or weight is not finite: `{weight}`",
         cause=(amounts or [missing])[0] or _WEIGHS,
         confidence="certain" if functions else "likely",
         lines=(_ADVICE, *amounts[1:]) if told else _derived(evidence),
@@ -116,7 +120,14 @@ def _of_model(kind: str) -> str:
     return "look for weights of it that are not finite (`nanstop scan CHECKPOINT`)"
 
 
+def _title(told: Sequence[Signal]) -> str:
+    is_finite = all(one.value is not None and math.isfinite(one.value) for one in told)
+    return "a reward is too large" if is_finite else "a reward is not finite"
+
+
 def _word(value: float | None) -> str:
+    if value is not None and math.isfinite(value):
+        return f"as large as {number(value)}"
     return "NaN" if value is None or math.isnan(value) else "infinite"
 
 
@@ -125,6 +136,9 @@ _ADVICE = "give a completion that cannot be scored a finite worst reward"
 _WEIGHT = (
     "Keep it finite where it is made: divide by a count of 1 or more (`clamp(min=1)`), and by a "
     "deviation and a small number; give what cannot be scored a finite worst reward."
+)
+_TOO_LARGE = (
+    "so large that float32 has no square of them: their groups' advantages are 0, or overflow"
 )
 _DERIVED = (
     "where it was made of rewards before the model was called: look for a reward that is none, for "
@@ -136,6 +150,7 @@ def _absorbed(evidence: Evidence) -> Diagnosis | None:
     kinds: tuple[tuple[str, str, Confidence], ...] = (
         (INF, "infinite: their groups' advantages are 0, or overflow", "certain"),
         (NAN, "NaN: these completions teach nothing", "certain"),
+        (HUGE, _TOO_LARGE, "certain"),
         (UNSCORED, "missing: no function scored the completion", "likely"),
     )
     for series, what, confidence in kinds:
@@ -143,7 +158,7 @@ def _absorbed(evidence: Evidence) -> Diagnosis | None:
             step, share = rows[0]
             found = Diagnosis(
                 code="NS704",
-                title="a reward is not finite",
+                title="a reward is too large" if series == HUGE else "a reward is not finite",
                 cause=f"{_percent(share)} of the rewards at step {step} are {what}",
                 confidence=confidence,
                 lines=(_ADVICE,),

@@ -7,10 +7,11 @@ computes under float16 autocast and has no scaler; or the norm by which it clips
 float16. Nothing fails: training is slower, or stands still, than the numbers in the script say.
 Where the call stands ahead of `loss.backward()`, between `zero_grad()` and it, there is nothing to
 clip: it returns 0 each time, and no update is clipped. Nor is any where the call stands behind
-`optimizer.step()`, and `zero_grad()` throws away what it has clipped. Where `optimizer.step()` is
-called in place of `scaler.step(optimizer)`, the scale stays on the gradients: SGD runs away within
-a few steps. So it does where a script scales by hand, `(loss * 1024).backward()`, and divides
-nothing afterwards.
+`optimizer.step()`, and `zero_grad()` throws away what it has clipped; nor where it is given what
+`model.parameters()` once returned and the optimizer has read: a generator is empty then. Where
+`optimizer.step()` is called in place of `scaler.step(optimizer)`, the scale stays on the gradients:
+SGD runs away within a few steps. So it does where a script scales by hand, `(loss *
+1024).backward()`, and divides nothing afterwards.
 
 ## Why it happens
 With a scale of 65536 every gradient, and their norm, is 65536 times too large. Clipped to 1.0 they
@@ -252,6 +253,14 @@ def _clipped_before(facts: RunFacts) -> Reason | None:
         )
         title = "gradients are clipped after the update"
         return Reason("certain", title, cause, "clip, then optimizer.step()")
+    if clipping.is_of_none:
+        cause = (
+            f"in each of the first {clipping.num_updates} updates the call that clips to "
+            f"{number(clipping.limit)} was given no parameters, and the last of them took a norm "
+            f"of {number(clipping.norm)}"
+        )
+        cure = "model.parameters() anew, or a list: a generator is used up once it was read"
+        return Reason("certain", "nothing is clipped", cause, cure)
     cause = (
         f"in each of the first {clipping.num_updates} updates there was no gradient yet when they "
         f"were clipped to {number(clipping.limit)}, and the last of them took a norm of "

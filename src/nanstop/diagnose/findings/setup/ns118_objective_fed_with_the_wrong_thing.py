@@ -42,6 +42,11 @@ mean of the targets, and falls to their variance. `mse_loss` warns of it once, a
 by hand does not. That a dimension was put in front is seen in the shapes, that the rows are lost by
 it, by an experiment: targets in another order, which leave the loss as it is.
 
+Rows can be mixed. A head makes scores `[batch, length, classes]`, a loss may want `[batch, classes,
+length]`: `transpose(1, 2)` has two dimensions change places, `view` and `reshape` leave the numbers
+where they lie, and a row of the loss holds pieces of several. That is seen in the memory, and told
+by an experiment: other scores in one row of the head, in a micro-batch that is run again.
+
 A reference can be the policy: the same module, or one whose parameters were given the policy's
 memory. Then each log-ratio is 0, at the first update as in health, and at the third as well: a
 penalty holds nothing back, and a preference loss is log(2) = 0.693 whatever is learned. It is told

@@ -41,6 +41,7 @@ the warm process has it already, which saves half of its time.
 """
 _UNWATCHED = re.compile(
     r"^nanstop: (?:nothing was watched: neither a Trainer nor an optimizer of torch has made a step"
+    r"(?: outside of what `torch.compile` has compiled)?"
     r"|this loop is not watched any more \(several threads train at once\))\n",
     re.M,
 )

@@ -212,3 +212,26 @@ def test_the_look_changes_nothing(tmp_path):
             train(model, cross_entropy, steps=3)
         ends.append([p.detach().clone() for p in model.parameters()])
     assert all(map(torch.equal, *ends))
+
+
+def turns(*, is_fed_probabilities):
+    """Train a generator whose loss is right, and in turn with it what judges and classes."""
+    torch.manual_seed(0)
+    classes = net(nn.Softmax(-1)) if is_fed_probabilities else net()
+    made, judge = nn.Linear(4, 6), nn.Linear(6, 1)
+    own = torch.optim.Adam(made.parameters(), 1e-3)
+    theirs = torch.optim.Adam([*judge.parameters(), *classes.parameters()], 1e-3)
+    for _ in range(4):
+        x, y = torch.randn(16, 6), torch.randint(0, 4, (16,))
+        own.zero_grad()
+        F.softplus(-judge(made(torch.randn(16, 4)))).mean().backward()
+        own.step()
+        theirs.zero_grad()
+        (F.softplus(-judge(x)).mean() + F.cross_entropy(classes(x), y)).backward()
+        theirs.step()
+
+
+def test_each_optimizer_that_takes_turns_has_its_objective_looked_at(tmp_path):
+    right, wrong = (partial(turns, is_fed_probabilities=one) for one in (False, True))
+    assert not findings_of(tmp_path / "right", right)
+    assert findings_of(tmp_path / "wrong", wrong).keys() == {"NS118"}

@@ -5,7 +5,8 @@ script, and is looked at where it stands; one of a loss that the script tries ag
 import pytest
 
 from e2e.scripts import run
-from loop_scripts import investigated, run_script
+from loop_scripts import assert_left_alone, investigated, run_script
+from nanstop.records import Report
 from nanstop.report.text.run_end import RunEnd
 
 ROLLOUTS = """
@@ -221,3 +222,56 @@ def test_what_a_loop_without_a_model_is_refused_at_its_end(tmp_path):
     assert (ended.code, row["step"]) == (1, 2)
     assert "error[NS204]" in ended.err
     assert "train.py:10 " in ended.err
+
+
+REFUSING = """
+import sys
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Coded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean, self.scale = nn.Linear(8, 2), nn.Linear(8, 2)
+        self.back = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8))
+
+    def forward(self, x):
+        scale = self.scale(x)
+        code = self.mean(x) + torch.randn(len(x), 2) * torch.exp(0.5 * scale)
+        return torch.sigmoid(self.back(code)), scale
+
+torch.manual_seed(0)
+net = Coded()
+optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+PARAMETERS = list(net.parameters())
+losses = []
+
+
+def train():
+    for step in range(5):
+        x = torch.rand(8, 8)
+        if step == 3 and BAD:
+            x[2] = 1e5 * net.scale.weight.detach()[0].sign()
+        seen, scale = net(x)
+        loss = F.binary_cross_entropy(seen, x.clamp(0, 1)) + (scale.exp() - scale).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+
+try:
+    train()
+except RuntimeError:
+    sys.excepthook(*sys.exc_info())
+"""
+
+
+def test_nothing_is_proven_by_a_part_of_the_objective(tmp_path):
+    """The line that raises stands before the other half of the loss, which overflows as well."""
+    assert_left_alone(tmp_path, REFUSING)
+    _, news = investigated(tmp_path / "bad.py", REFUSING, on_failure="repair", BAD=True)
+    report = next(one for one in news if isinstance(one, Report))
+    assert (report.diagnoses[0].code, report.proof.verdict) == ("NS207", "plausible")
+    assert report.audit[-1].action.kind == "continue"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -45,6 +46,10 @@ A run in pure half precision that learns loses much of it.
 ZERO = 0.1
 """Share of zero gradients from which they are compared to those in float32."""
 MAX_COMPARED = 2
+MOST_OBJECTIVES = 4
+"""Optimizers whose first window is looked at for what their objective reads: each of those that
+take turns has one of its own.
+"""
 
 
 class EarlySteps:
@@ -63,6 +68,8 @@ class EarlySteps:
         """Step and learning rate of the last update looked at, where that was mostly lost."""
         self._highest_rate = 0.0
         self._open = {"coarse", "pooling", "objective", "casts"}
+        self._begun: list[ReferenceType[Optimizer]] = []
+        """Optimizers that have come to their first update, in order."""
         self._zero_since: int | None = None
         """Step of the first of the last looks that all saw many gradients of zero."""
         self._flushed = False
@@ -75,6 +82,12 @@ class EarlySteps:
         was measured.
         """
         self.arrival = GradientArrival(view)
+
+    def begins(self, optimizer: Optimizer) -> None:
+        """Have the objective of an optimizer looked at that is about to make its first update."""
+        if len(self._begun) < MOST_OBJECTIVES:
+            self._begun.append(ref(optimizer))
+            self._open.add("objective")
 
     def before_update(self, step: Step, facts: RunFacts) -> None:
         """Look at the gradients and weights that an update is about to change.
@@ -147,8 +160,9 @@ class EarlySteps:
             with suppress(Exception):  # a healthy run that cannot be run again is none to speak of
                 equal = Equals()
                 found = at_once(step, equal) | found
-                found["objective"] += self._own_reference.take(step, equal)
-                found["objective"] += self._equal_halves.take(step)
+                if not self._begun or self._begun[0]() is step.view.optimizer:
+                    found["objective"] += self._own_reference.take(step, equal)
+                    found["objective"] += self._equal_halves.take(step)
         elif rows := self._followed(step):
             found["objective"] = rows
         if "casts" in wanted:

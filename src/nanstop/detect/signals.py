@@ -24,11 +24,12 @@ _MAX_MESSAGE = 2000
 @frozen
 class Alarm:
     """A failure as it is noticed. ``bad_params`` and ``bad_state`` were bad before this step's
-    forward. ``harmless``: all that the step leaves is finite, its gradients and buffers, so that an
-    infinite constant in the loss may be all there is. ``rewritten_at``: lines of the script that
-    have written to the gradients since their backward, as far as they are known; None where none
-    has. ``no_redo``, ``is_past``: see ``decide``; ``by_itself``: ``decide_apart``. ``interrupt``:
-    from the user, before its investigation.
+    forward, ``broken`` are parameters that are bad now. ``harmless``: all that the step leaves is
+    finite, its gradients and buffers, so that an infinite constant in the loss may be all there
+    is. ``rewritten_at``: lines of the script that have written to the gradients since their
+    backward, as far as they are known; None where none has. ``no_redo``, ``is_past``: see
+    ``decide``; ``by_itself``: ``decide_apart``. ``interrupt``: from the user, before its
+    investigation.
     """
 
     signals: tuple[Signal, ...]
@@ -36,6 +37,7 @@ class Alarm:
     error: BaseException | None = None
     bad_params: tuple[str, ...] = ()
     bad_state: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
     harmless: bool = False
     rewritten_at: tuple[SourceLine, ...] | None = None
     no_redo: str = ""
@@ -51,8 +53,14 @@ def alarm_of_reading(step: Step, reading: Reading) -> Alarm | None:
     The phase is where the first sign was seen; an investigation says itself where the failure was
     born. Where something is wrong it synchronises the device several times.
     """
-    if reading.quiet:
-        return None
+    found = None if reading.quiet else _found_in(step, reading)
+    if found is not None and step.facts.is_updated_inside:
+        # By now the step's own update may have made them bad.
+        return replace(found, bad_params=(), bad_state=())
+    return found
+
+
+def _found_in(step: Step, reading: Reading) -> Alarm | None:
     seen = micros_read(step)
     signals: tuple[Signal, ...] = tuple(
         Signal(
@@ -132,7 +140,7 @@ def alarm(
     state = nonfinite(trainable_of(view).state_tensors())
     if not any(signal.source == "param" for signal in signals):
         signals += _named("param", params, at)
-    return Alarm(signals + _named("state", state, at), phase, error, params, state)
+    return Alarm(signals + _named("state", state, at), phase, error, params, state, params)
 
 
 def _named(

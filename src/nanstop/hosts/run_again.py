@@ -30,18 +30,19 @@ def run_again(
 
     The script's own run has done it once.
 
-    Attributes of modules, what the script's own objects count and hold, those that the methods of
-    ``host`` come to among them, tensors that it writes but did not make, gradients of others,
-    private generators; not the tensors ``own``, which the host keeps. Compiled code is not looked
-    into.
+    Attributes of modules and parameters, what the script's own objects count and hold, those that
+    the methods of ``host`` come to among them, tensors that it writes but did not make, gradients
+    of others, private generators; not the tensors ``own``, which the host keeps. Compiled code is
+    not looked into.
     """
-    modules = list(root.modules())
+    modules, leaves = list(root.modules()), list(leaves)
+    holders = {id(one): one for one in (*modules, *root.parameters(), *leaves)}.values()
     roots = modules if host is None else [*modules, host]
     buffers = [b for m in modules for b in m._buffers.values() if b is not None]
     with (
         unspoken(),
         script_objects_kept(roots, put_into_libraries(modules)),
-        state_diff.kept(map(vars, modules), but=("_buffers", "training")),
+        state_diff.kept(map(vars, holders), but=("_buffers", "training")),
         nullcontext() if compiled else Borrowed((*buffers, *own), leaves),
         frames_ended(),
         without_fabrics_hooks(),

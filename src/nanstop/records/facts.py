@@ -184,6 +184,9 @@ class Environment:
 BY_HAND = "the script changes its weights by itself, with no optimizer"
 """What ``RunFacts.veto`` says of a loop that was written so."""
 
+INSIDE_BACKWARD = "inside backward"
+"""How ``RunFacts.veto`` ends where the weights have their update once a backward is over."""
+
 
 @record
 class RunFacts:
@@ -272,6 +275,11 @@ class RunFacts:
     """Weights that were not finite, or far too large, as they were loaded: when the run began."""
     left_weights: tuple[TensorStats, ...] = ()
     """Weights that were so because an earlier training in the same process had left them so."""
+
+    @property
+    def is_updated_inside(self) -> bool:
+        """Return whether a step's update is made by the time that its backward is over."""
+        return self.veto.endswith(INSIDE_BACKWARD)
 
 
 @record

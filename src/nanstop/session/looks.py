@@ -112,6 +112,8 @@ class Looks:
 
     def _near(self, step: Step, optimizer: Optimizer, number: int) -> None:
         """Look at update ``number``, from 0 on, of an optimizer."""
+        if number == 0:
+            self._early.begins(optimizer)
         if number <= MOST_UPDATES:
             self._never.note(step, number)
         if self._replaced.suspects or is_early(number):

@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from doubles.session import ScriptedSession
-from loop_scripts import ReplayingSession, run_script, same, weights
+from loop_scripts import ReplayingSession, investigated, run_script, same, weights
 from nanstop.decide.policy import IN_USE
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.script import autowatch, steps
 from nanstop.hosts.tape import tape_budget
 from nanstop.living import living
+from nanstop.records import Diagnosis, Report
 
 HEAD = """
 import torch
@@ -1325,6 +1326,15 @@ def test_updates_inside_backward_are_observed_and_never_repeated(script):
     assert all("inside backward" in refusal for refusal in bad.refusals)
     numbers = [[torch.nan_to_num(w) for w in weights(one)] for one in (plain, watched)]
     assert same(*numbers)
+
+
+def test_what_an_update_inside_backward_has_broken_is_not_how_the_run_began(tmp_path):
+    """Weights and moments of the first step are seen behind its update."""
+    adam = INSIDE.replace("SGD([p], 0.1)", "Adam([p], 0.1)").replace("step == 2", "step == 0")
+    _, news = investigated(tmp_path / "script.py", adam, BAD=True)
+    told = [one.code for one in news if isinstance(one, Diagnosis)]
+    report = next(one for one in news if isinstance(one, Report))
+    assert (told, [one.code for one in report.diagnoses]) == (["NS116"], ["NS501"])
 
 
 @pytest.mark.parametrize("kind", ["skip", "proceed"])

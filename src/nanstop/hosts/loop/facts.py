@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,16 @@ def facts_of_loop(view: PlainView, **known: Any) -> RunFacts:
         "precision": precision_of_accelerate(),
         "world_size": _world_size(),
     }
-    return RunFacts(**(asked | structure(view, compat.base_model(view.model)) | known))
+    facts = RunFacts(**(asked | structure(view, compat.base_model(view.model)) | known))
+    return _as_it_began(facts) if facts.is_updated_inside else facts
+
+
+def _as_it_began(facts: RunFacts) -> RunFacts:
+    """Return the facts without what is said of the run's beginning and was read behind its first
+    update.
+    """
+    optimizer = facts.optimizer and replace(facts.optimizer, state_faults=())
+    return replace(facts, optimizer=optimizer, odd_weights=())
 
 
 def present_rank() -> int:

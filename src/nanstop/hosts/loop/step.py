@@ -77,19 +77,25 @@ class Micro(Protocol):
 
 
 class UnseenMicro:
-    """Stands for gradients whose making was not seen.
+    """Stands for gradients whose making was not seen, or cannot be repeated.
 
-    ``autograd.grad``, a loss without a model call.
+    ``autograd.grad``, a loss without a model call. ``seen``: what was seen of it.
     """
 
     calls_script = False
     reduced = False
 
-    def __init__(self, reason: str, loss: Tensor | None = None) -> None:
-        self.batch: Batch = {}
+    def __init__(
+        self, reason: str, loss: Tensor | None = None, *, seen: Micro | None = None
+    ) -> None:
+        self._seen = seen
         self.loss = loss
         self.rng = note_rng()
         self._reason = reason
+
+    @property
+    def batch(self) -> Batch:
+        return {} if self._seen is None else self._seen.batch
 
     def obstacle(self) -> str:
         return self._reason

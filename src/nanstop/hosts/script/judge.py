@@ -263,7 +263,7 @@ class Judge:
         """
         window = self._state.window
         losses = [m.loss for m in window.micros if m.loss is not None]
-        window.micros = [UnseenMicro(INSIDE, total(losses))]
+        window.micros = [UnseenMicro(INSIDE, total(losses), seen=next(iter(window.micros), None))]
         window.no_veto = INSIDE
         self.judge(held_by(optimizers[0]), None, optimizers[0], can_redo=False)
         self.ended(optimizers[0])

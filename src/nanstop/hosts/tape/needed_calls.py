@@ -92,7 +92,7 @@ def _came_bad(constant: Constant, early: Sequence[TapedCall]) -> bool:
     its data set makes them so of what is finite. Synchronises the device.
     """
     bad = bad_mask(constant.tensor)
-    rows = bad.reshape(len(bad), -1).any(1) if bad.dim() else bad
+    rows = bad.flatten(1).any(1) if bad.dim() > 1 else bad
     if not rows.any() or rows.all():
         return False
     values: dict[int, Tensor] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -325,7 +325,8 @@ class TapedMicro:
             gradient = values[slot].detach()
             leaf.grad = gradient.clone() if leaf.grad is None else leaf.grad + gradient
         # Of gradients without a loss their sum tells whether another run gives the same.
-        return total(values[slot] for slot in self.tape.losses or self.tape.asked)
+        ends = self.tape.losses or self.tape.asked
+        return total(values[slot] for slot in ends) if ends else _objective(needed, values)
 
     def made_before(self) -> list[Tensor]:
         """Return what it reads of what the script had made before its first model call."""
@@ -380,6 +381,14 @@ class TapedMicro:
         if batch is None:
             return {}
         return {id(c.tensor): batch[name] for name, c in self._inputs() if name in batch}
+
+
+def _objective(calls: Sequence[TapedCall], values: Mapping[int, Tensor]) -> Tensor:
+    """Return what a run has come to whose own run raised before it had a loss: the number that a
+    model makes, no element where it is on the way to one, so that nothing is proven by it.
+    """
+    made = values.get(calls[-1].first) if calls and calls[-1].rng is not None else None
+    return made.detach() if made is not None and not made.dim() else torch.zeros(0)
 
 
 def _given(call: TapedCall) -> Iterator[tuple[str, Constant]]:

@@ -200,7 +200,7 @@ class WindowEnds:
 
         A stop is made known at once.
         """
-        self._reported, session = alarm.bad_params, self._host.session
+        self._reported, session = alarm.broken, self._host.session
         try:
             told = replace(alarm, signals=(*alarm.signals, *self._beside()))
             decision = session.failed(step, told, rewind=self.way_back(), ranks=self._together)

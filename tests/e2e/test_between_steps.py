@@ -275,3 +275,46 @@ def test_nothing_is_proven_by_a_part_of_the_objective(tmp_path):
     report = next(one for one in news if isinstance(one, Report))
     assert (report.diagnoses[0].code, report.proof.verdict) == ("NS207", "plausible")
     assert report.audit[-1].action.kind == "continue"
+
+
+TEMPERATURE = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+actor, temperature = nn.Linear(3, 2), nn.Parameter(torch.zeros(1))
+optimizers = [torch.optim.Adam(actor.parameters(), 1e-3), torch.optim.Adam([temperature], 1e-3)]
+losses = []
+
+
+def scored(x, bent):
+    mean = actor(x)
+    score = mean.square()
+    score -= torch.log(1 - torch.tanh(mean * bent).square())
+    return score.sum(1, keepdim=True)
+
+
+def train(loss, optimizer):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+
+
+for step in range(8):
+    x = torch.randn(8, 3)
+    train(scored(x, 1.0).mean(), optimizers[0])
+    with torch.no_grad():
+        score = scored(x, 100.0 if BAD and step == 5 else 1.0)
+    train(-(temperature.exp() * (score + 1)).mean(), optimizers[1])
+PARAMETERS = [*actor.parameters(), temperature]
+"""
+
+
+def test_what_a_model_has_made_is_no_batch_when_it_was_written_to_in_place(tmp_path):
+    """As the loss of a temperature reads the scores of a policy, without a graph."""
+    assert_left_alone(tmp_path, TEMPERATURE)
+    _, news = investigated(tmp_path / "bad.py", TEMPERATURE, BAD=True)
+    report = next(one for one in news if isinstance(one, Report))
+    assert report.diagnoses[0].code == "NS207"
+    assert report.localization.first_bad.source.text.startswith("score -=")

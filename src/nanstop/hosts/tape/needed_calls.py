@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tape_calls import Constant, Left, Slot, TapedCall
@@ -85,6 +85,14 @@ def _makers(slot: int, early: Sequence[TapedCall]) -> list[TapedCall]:
             wanted.update(number.slot for number in call.held(Number))
             found.append(call)
     return found[::-1]
+
+
+def comes_of_weights(slot: int, calls: Sequence[TapedCall]) -> bool:
+    """Return whether a model or a parameter has a part in what is in a slot."""
+    makers = _makers(slot, calls)
+    read = (held.tensor for call in makers for held in call.held(Constant))
+    called = any(isinstance(call.function, nn.Module) for call in makers)
+    return called or any(isinstance(one, nn.Parameter) for one in read)
 
 
 def _came_bad(constant: Constant, early: Sequence[TapedCall]) -> bool:

@@ -184,8 +184,9 @@ class Environment:
 BY_HAND = "the script changes its weights by itself, with no optimizer"
 """What ``RunFacts.veto`` says of a loop that was written so."""
 
-INSIDE_BACKWARD = "inside backward"
-"""How ``RunFacts.veto`` ends where the weights have their update once a backward is over."""
+HOOKED = "a hook after gradient accumulation updates weights inside backward"
+INSIDE = "a hook on gradients updates the weights inside backward"
+"""What it says where the weights have their update once a backward is over."""
 
 
 @record
@@ -279,7 +280,7 @@ class RunFacts:
     @property
     def is_updated_inside(self) -> bool:
         """Return whether a step's update is made by the time that its backward is over."""
-        return self.veto.endswith(INSIDE_BACKWARD)
+        return self.veto in (HOOKED, INSIDE)
 
 
 @record

@@ -25,7 +25,7 @@ from nanstop.hosts.data_rows import DataRows
 from nanstop.hosts.loop.facts import facts_of_loop, present_rank
 from nanstop.hosts.loop.gated_update import GatedUpdate, can_be_gated
 from nanstop.hosts.loop.step import LoopStep, learning_rates
-from nanstop.hosts.model.hook_writes import HOOKED, HookWrites
+from nanstop.hosts.model.hook_writes import HookWrites
 from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.tape.taped_micro import TapedMicro
@@ -33,6 +33,7 @@ from nanstop.hosts.window.ending import Ending
 from nanstop.hosts.window.ends import WindowEnds
 from nanstop.numerics.tensors import nonfinite
 from nanstop.records import Atom, Phase, RunFacts, Signal, StepId
+from nanstop.records.facts import HOOKED
 from nanstop.replay.conditions import eager
 from nanstop.replay.step import ModelView, parameters_of
 from nanstop.session.watched_run import OpenSession, WatchedRun

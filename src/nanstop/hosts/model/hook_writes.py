@@ -13,9 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.numerics.tensors import spread
-from nanstop.records.facts import INSIDE_BACKWARD
-
-HOOKED = f"a hook after gradient accumulation updates weights {INSIDE_BACKWARD}"
 
 _MOST_WEIGHTS, _MOST_ELEMENTS = 64, 16
 

@@ -23,7 +23,7 @@ from nanstop.hosts.loop.moved_weights import has_moved
 from nanstop.hosts.loop.step import UnseenMicro
 from nanstop.hosts.script.refusals import LeftOut, Refusals
 from nanstop.hosts.script.state import LoopState
-from nanstop.hosts.script.steps import INSIDE, Steps, is_of_weights
+from nanstop.hosts.script.steps import Steps, is_of_weights
 from nanstop.hosts.script.updates.awaited import AwaitedUpdates
 from nanstop.hosts.script.updates.closures import OpenUpdate, Returned
 from nanstop.hosts.script.window import window_of
@@ -32,6 +32,7 @@ from nanstop.hosts.window.ending import Ending
 from nanstop.numerics.trained import held_by
 from nanstop.numerics.weights import param_groups
 from nanstop.records import GradientAccount
+from nanstop.records.facts import INSIDE
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through

@@ -39,7 +39,6 @@ from nanstop.measure.accounts.weight_writes import WeightWrites
 from nanstop.numerics.tensors import by_torch_alone, format_name
 from nanstop.numerics.trained import held_by
 from nanstop.records import LoadFacts, SourceLine
-from nanstop.records.facts import INSIDE_BACKWARD
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import source_line
 
@@ -47,7 +46,6 @@ __tracebackhide__ = passes_through
 
 NO_MODEL = "no model call was seen before this backward"
 _PAST = "failed: the update had moved the weights before, and there was no room for a copy of them"
-INSIDE = f"a hook on gradients updates the weights {INSIDE_BACKWARD}"
 
 
 class Steps:

@@ -19,7 +19,6 @@ from nanstop.hosts.trainer.options import objective_of, planned_optimizer, preci
 from nanstop.hosts.trainer.view import HfView
 from nanstop.numerics.tensors import format_name
 from nanstop.records import AccumulationFacts, ObjectiveFacts, RateFacts, RunFacts, TextFacts
-from nanstop.records.facts import INSIDE_BACKWARD
 from nanstop.records.formats import BY_SHORT_NAME
 
 _MASKING = ("assistant_only_loss", "completion_only_loss")
@@ -171,5 +170,5 @@ def _veto(trainer: Any) -> str:
     if kind == "DEEPSPEED":
         return "DeepSpeed applies the update inside its engine"
     if "lomo" in optimizer or "layerwise" in optimizer:
-        return f"{optimizer} updates each weight {INSIDE_BACKWARD}"
+        return f"{optimizer} updates each weight inside backward"
     return "yes"

@@ -25,7 +25,7 @@ from nanstop.decide.decision import STOPPED, Decision
 from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts import compat
 from nanstop.hosts.data_rows import TrainerRows
-from nanstop.hosts.model.hook_writes import HOOKED, HookWrites
+from nanstop.hosts.model.hook_writes import HookWrites
 from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.model.loaded_weights import LOADED
 from nanstop.hosts.patching import Patches
@@ -42,6 +42,7 @@ from nanstop.hosts.trainer.steps.reentry import Reentry
 from nanstop.hosts.trainer.view import HfView
 from nanstop.hosts.trainer.windows import TrainerWindows
 from nanstop.records import RunFacts, SourceLine, StepId
+from nanstop.records.facts import HOOKED
 from nanstop.session.telling.numbers import numbers
 from nanstop.session.watched_run import OpenSession, WatchedRun
 from nanstop.store.beside_weights import plan_beside

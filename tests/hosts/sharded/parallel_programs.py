@@ -62,7 +62,7 @@ def averaged(net):
 def spoiled(net, fault):
     """Have rank 1's part of what a middle layer makes hold a NaN, in step 3."""
     layer = net[2] if isinstance(net, nn.Sequential) else net.model.layers[1].mlp.down_proj
-    met = itertools.count()
+    met = (number for number in itertools.count())  # which nobody can put back
 
     def hook(_module, _given, made):
         if next(met) == 3 and RANK == 1 and fault == "part":

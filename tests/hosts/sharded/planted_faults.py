@@ -82,7 +82,7 @@ def when_met(row, begin, after=lambda: None):
     """Return what calls ``begin`` when a row is met for the first time, and ``after`` in any other
     call.
     """
-    met = itertools.count()  # which nobody can put back
+    met = (number for number in itertools.count())  # which nobody can put back
 
     def hook(x):
         is_met = x.dim() == 2 and bool((x.detach() == row.to(x.dtype)).all(-1).any())

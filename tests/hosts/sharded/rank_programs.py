@@ -132,7 +132,7 @@ class Rows(torch.utils.data.Dataset):
 
 def in_trial(at, does):
     """Return what ``does`` something when rank 1 meets the bad row for the ``at``-th time."""
-    met = itertools.count(1)  # which nobody can put back
+    met = (number for number in itertools.count(1))  # which nobody can put back
 
     def hook(x):
         if bool(x.isnan().any()) and next(met) == at:

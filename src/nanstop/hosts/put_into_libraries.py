@@ -23,10 +23,10 @@ def put_into_libraries(modules: Iterable[nn.Module]) -> Iterator[FunctionType]:
     """Yield them as they stand in torch, in the classes of ``modules`` that a library has, and in
     the files of these. No device work.
     """
-    classes = {base for kind in set(map(type, modules)) for base in kind.__mro__}
-    ofs_library = [kind for kind in classes if is_class_of_library(kind)]
-    files = {kind.__module__: sys.modules.get(kind.__module__) for kind in ofs_library}
-    owners: list[Any] = [torch, torch.autograd, nn.functional, torch.Tensor, *ofs_library]
+    bases = {base for kind in set(map(type, modules)) for base in kind.__mro__}
+    classes = [kind for kind in bases if is_class_of_library(kind)]
+    files = {kind.__module__: sys.modules.get(kind.__module__) for kind in classes}
+    owners: list[Any] = [torch, torch.autograd, nn.functional, torch.Tensor, *classes]
     found = {id(one): one for one in chain(owners, files.values()) if hasattr(one, "__dict__")}
     return chain.from_iterable(map(_in, map(vars, found.values())))
 

@@ -126,7 +126,10 @@ class SnapshotKeeper:
     )
     """Of those that have made an update since the snapshot: whether they train nothing of it."""
     _is_apart: bool = False
+    _is_mixed: bool = False
+    """Whether some has made an update since."""
     _num_apart: int = 0
+    """Updates in a row."""
 
     def of(self, optimizer: Optimizer | None) -> None:
         """Say whose update comes next. The first one of an optimizer begins the way back anew: a
@@ -139,8 +142,8 @@ class SnapshotKeeper:
         self._is_apart = self._met(optimizer) if apart is None else apart
 
     def _met(self, optimizer: Optimizer) -> bool:
-        """Return whether an optimizer trains nothing of the snapshot: its windows are no part of
-        the way back, and keeping them would keep each model that a script trains and lets go of.
+        """Return whether an optimizer trains nothing of the snapshot. Its windows are not kept: so
+        would be each model that a script trains and lets go of.
         """
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)
@@ -170,16 +173,13 @@ class SnapshotKeeper:
         if self._num_updates == 0:
             self._started = self.clock()
         if may_take and self.is_due():
-            self._num_since, self._is_new, self._is_apart = 0, False, False
+            self._num_since, self._is_new = 0, False
+            self._is_apart = self._is_mixed = False
             self._apart.clear()
             self._take(trainable)
-        if self.snapshot is not None and not self._is_apart:
-            self._num_apart = 0
+        if self.snapshot is not None:
+            self._num_apart = self._num_apart + 1 if self._is_apart else 0
             self._keep(step)
-        elif self.snapshot is not None:
-            self._num_apart += 1
-            if self._num_apart >= _MOST_APART:
-                self.forget()
         self._num_updates += 1
         self._num_since += 1
 
@@ -189,10 +189,10 @@ class SnapshotKeeper:
             self._windows.pop()
 
     def rewind(self) -> Rewind | None:
-        """Return the way back, or None: ``reason`` says why, or the last update was of weights that
-        the snapshot does not have.
+        """Return the way back, or None: ``reason`` says why, or other weights than the snapshot's
+        were updated since.
         """
-        if self.snapshot is None or self._is_apart:
+        if self.snapshot is None or self._is_mixed:
             return None
         return Rewind(self.snapshot, tuple(self._windows))
 
@@ -256,6 +256,13 @@ class SnapshotKeeper:
             self.snapshot, self.reason = snapshot, ""
 
     def _keep(self, step: Step) -> None:
+        if self._num_apart:  # what it read of other models is no more
+            self._is_mixed = True
+            self._windows.clear()
+        if self._num_apart >= _MOST_APART:
+            self.forget()
+        if self._is_mixed:
+            return
         self._windows.append(step)
         number = len(self._windows)
         if number <= _WEIGHED or number % _WEIGH_EVERY == 0:

@@ -87,12 +87,9 @@ def _makers(slot: int, early: Sequence[TapedCall]) -> list[TapedCall]:
     return found[::-1]
 
 
-def comes_of_weights(slot: int, calls: Sequence[TapedCall]) -> bool:
-    """Return whether a model or a parameter has a part in what is in a slot."""
-    makers = _makers(slot, calls)
-    read = (held.tensor for call in makers for held in call.held(Constant))
-    called = any(isinstance(call.function, nn.Module) for call in makers)
-    return called or any(isinstance(one, nn.Parameter) for one in read)
+def comes_of_model(slot: int, calls: Sequence[TapedCall]) -> bool:
+    """Return whether a call of a model has a part in what is in a slot."""
+    return any(isinstance(call.function, nn.Module) for call in _makers(slot, calls))
 
 
 def _came_bad(constant: Constant, early: Sequence[TapedCall]) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.hosts.tape.given.constants import GivenConstants
 from nanstop.hosts.tape.left_behind import LeftBehind
-from nanstop.hosts.tape.needed_calls import Delivered, calls_for, comes_of_weights
+from nanstop.hosts.tape.needed_calls import Delivered, calls_for, comes_of_model
 from nanstop.hosts.tape.numbers import Numbers, Questions, is_answer
 from nanstop.hosts.tape.tape_calls import (
     HISTORY,
@@ -342,7 +342,7 @@ class Tape(PassingMode):
         if any(node_of(tensor) is not None for tensor in written):
             return False
         slots = [slot.index for tensor, at, slot in operands if slot and version(tensor) != at]
-        if slots and all(comes_of_weights(slot, self.calls) for slot in slots):  # it is no data
+        if slots and all(comes_of_model(slot, self.calls) for slot in slots):  # it is no data
             return False
         is_stale = not all(map(is_kept, written))  # else the calls have copies of the old values
         forget_written(self.slots, written, parts=self.has_model, made=is_stale)

@@ -28,7 +28,7 @@ def leaving_no_trace(
     ``own`` alone and to tensors that are made inside. What the script's code remembers, and the
     gradients of ``parameters``, are on exit what they were; what it says is dropped.
 
-    Raises ``WritesElsewhereError`` where it comes to an iterator, and inside of a step that would
+    Raises ``WritesElsewhereError`` where it comes to an iterator without a copy, and inside of a step that would
     write to another tensor; that is not written to.
     """
     called: Any = (kind, kind.step)

@@ -32,8 +32,8 @@ _MOST_ITEMS = 256
 _PLAIN = (str, bytes, int, float, complex, Tensor)
 _OF_MODULES = frozenset({"_parameters", "_buffers"})
 _COPIED = frozenset(map(type, (count(), repeat(0), iter([]), iter(()), iter(range(0)))))
-"""Of iterators: those whose copies give what they would have given. That of a container's entry is
-not put there.
+"""Iterators whose copies give what they would have given. Those inside of lists and tuples are not
+replaced by theirs.
 """
 
 

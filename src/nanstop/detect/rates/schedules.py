@@ -73,7 +73,7 @@ def asked(schedule: Any, num_steps: int) -> list[float]:
     """Return the highest rate of all groups now and after each of the next steps of a schedule.
 
     A copy is stepped, whose optimizer has rates and no weights. Empty where it cannot be copied or
-    stepped without more than that, or reads an iterator of the script's.
+    stepped without more than that, or reads an iterator of the script's that has no copy.
     """
     rates = followed(schedule, lambda rates: len(rates) >= num_steps)
     return rates if len(rates) == num_steps else []

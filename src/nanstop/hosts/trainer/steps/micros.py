@@ -73,8 +73,8 @@ class TrainerWindow:
 
     @property
     def replayable(self) -> bool:
-        """Whether every micro-batch went through ``_prepare_inputs``: trainers with a loop of
-        their own may not.
+        """Whether every micro-batch was noted where a run of it again starts: trainers with a loop
+        of their own may go past ``_prepare_inputs``.
         """
         return all(m.batch is not None for m in self.micros)
 

@@ -28,8 +28,8 @@ def leaving_no_trace(
     ``own`` alone and to tensors that are made inside. What the script's code remembers, and the
     gradients of ``parameters``, are on exit what they were; what it says is dropped.
 
-    Raises ``WritesElsewhereError`` where it comes to an iterator without a copy, and inside of a step that would
-    write to another tensor; that is not written to.
+    Raises ``WritesElsewhereError`` where it comes to an iterator that has no copy, and inside of a
+    step that would write to another tensor; that is not written to.
     """
     called: Any = (kind, kind.step)
     if is_class_of_library(kind) and is_of_library(inspect.unwrap(kind.step)):

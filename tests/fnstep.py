@@ -72,6 +72,9 @@ class FnStep:
             loss.backward()
         return loss.detach()
 
+    def update_of(self, names):
+        return self
+
     def update(self):
         self.view.optimizer.step()
 

@@ -305,9 +305,10 @@ def breaking_update(rewind: WayBack) -> FailingStep | int | None:
     with rewind.rewound():
         for place, step in enumerate(rewind.steps):
             apply_update(step)
-            if broken_weights(root):
+            broken = broken_weights(root)
+            if broken:
                 return FailingStep(
-                    step,
+                    step.update_of(broken),
                     0,
                     tuple(range(len(step.batches))),
                     phase="optimizer",
@@ -328,6 +329,7 @@ def update_at_fault(
     """
     if rewind is not None:
         return breaking_update(rewind)
+    step = step.update_of(names)
     trainable = trainable_of(step.view)
     if not names or step.view.optimizer is None or nonfinite(trainable.state_tensors()):
         return None

@@ -6,8 +6,9 @@ Adapters make these; everything else (replay, tracing, localization, trials, red
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import chain
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from nanstop.numerics import room
 from nanstop.numerics.parked import Away, is_tight
 from nanstop.numerics.tensors import by_torch_alone, bytes_of
 from nanstop.numerics.trained import held_by
-from nanstop.records import RunFacts, StepId
+from nanstop.records import OptimizerFacts, RunFacts, StepId
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.conditions import unheard
 from nanstop.replay.copies.buffers import Buffers
@@ -49,6 +50,19 @@ class ModelView(Protocol):
 
     @property
     def optimizer(self) -> Optimizer | None: ...
+
+    @property
+    def others(self) -> tuple[Optimizer, ...]:
+        """Optimizers that have made updates of the same gradients beside ``optimizer``."""
+        ...
+
+    def by(self, optimizer: Optimizer) -> ModelView:
+        """Return the view with one of the others in the place of its optimizer."""
+        ...
+
+    def optimizer_facts(self) -> OptimizerFacts | None:
+        """Return what the optimizer is, None where there is none."""
+        ...
 
     @property
     def scaler(self) -> Any:
@@ -198,6 +212,12 @@ class Step(Protocol):
         """The learning rate of each group in this step, () where there is no update."""
         ...
 
+    def update_of(self, names: Collection[str]) -> Step:
+        """Return the step with the optimizer that trains the first of some parameters as that of
+        its view, where several make its update.
+        """
+        ...
+
     def run(self, micro: int, batch: Batch | None = None) -> Tensor:
         """Forward and backward of micro-batch ``micro`` as the host does it, from the RNG state
         noted then.
@@ -224,19 +244,20 @@ class Step(Protocol):
 
 
 def parameters_of(view: ModelView) -> dict[str, Tensor]:
-    """Return every parameter of the model and of its optimizer once, by name;
+    """Return every parameter of the model and of its optimizers once, by name;
     those without one as ``parameter 0``.
     """
     named: dict[str, Tensor] = dict(view.root.named_parameters())
     known = {id(parameter) for parameter in named.values()}
-    others = {id(p): p for p in held_by(view.optimizer) if id(p) not in known}
+    held = chain.from_iterable(map(held_by, (view.optimizer, *view.others)))
+    others = {id(p): p for p in held if id(p) not in known}
     return named | {f"parameter {i}": p for i, p in enumerate(others.values())}
 
 
 def trainable_of(view: ModelView) -> Trainable:
-    """Return the parameters, optimizer state and scaler that an update of this model changes."""
+    """Return the parameters, optimizers' state and scaler that an update of this model changes."""
     trained = {name: p for name, p in parameters_of(view).items() if p.requires_grad}
-    return Trainable(trained, view.optimizer, view.scaler)
+    return Trainable(trained, view.optimizer, view.scaler, view.others)
 
 
 @contextmanager

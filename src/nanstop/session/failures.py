@@ -228,7 +228,8 @@ class Failures:
     def _investigate(
         self, found: Investigation, now: FailurePoint, failing: FailingStep | None, takes: int
     ) -> Conclusion:
-        found.facts = present_facts(found.facts, failing.step if failing is not None else now.step)
+        step = failing.step if failing is not None else now.step
+        found.facts = present_facts(found.facts, step, self._run.view.optimizer)
         if failing is None:
             known = self.known.like(found.key)
             if known is not None and bool(known.incident.bad_params) == bool(found.bad_params):
@@ -337,6 +338,7 @@ class Failures:
             state=self._state,
             optimizer=now.optimizer,
             atoms=redone(report.audit[-1].action, failing),
+            view=failing.step.view if failing is not None else None,
             is_new=not report.incident.id,
         )
 

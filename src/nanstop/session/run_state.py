@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from torch.optim import Optimizer
+
 from nanstop.decide.policy import Policy
 from nanstop.numerics.weights import param_groups
 from nanstop.records import Atom, BatchRows, Report, RunFacts, SourceLine, StepId
@@ -49,12 +51,15 @@ class RunState(Protocol):
     def in_force(self) -> tuple[Atom, ...]: ...
 
 
-def present_facts(facts: RunFacts, step: Step | None) -> RunFacts:
+def present_facts(facts: RunFacts, step: Step | None, first: Optimizer | None = None) -> RunFacts:
     """Return the facts of a run as they are in a step:
-    layers may have been unfrozen or cast, the learning rate moved.
+    layers may have been unfrozen or cast, the learning rate moved, and the optimizer be another
+    than the ``first``, which the run's are of.
     """
     if step is None:
         return facts
+    if first is not None and step.view.optimizer not in (None, first):
+        facts = replace(facts, optimizer=step.view.optimizer_facts())
     optimizer, rates = facts.optimizer, [r for r in step.rates if isinstance(r, float)]
     if optimizer is not None and rates:
         odd = [rate for rate in rates if not math.isfinite(rate)]

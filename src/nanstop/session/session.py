@@ -71,7 +71,7 @@ class Session(WatchedRun):
     ) -> None:
         self.policy, self.terms = policy, repr(policy)
         self.store = store
-        self.view = view
+        self.view = self._cured = view
         self.facts = facts
         self.environment = replace(environment(), command=command())
         self.series = History(WHOLE) if store.keeps_series else History()
@@ -173,10 +173,9 @@ class Session(WatchedRun):
         return self._failures
 
     def _concluded(self, end: Conclusion) -> Decision:
-        """Write, tell and put in force what a failure has come to, and return it.
-        Nowhere else has one an effect.
-        """
+        """Write, tell and put in force what a failure has come to; nowhere else has one effect."""
         incident, action = end.report.incident.id, end.action
+        self._cured = end.view or self.view
         self._keep(end.report, end.key)
         times = self._end.came(incident, end.kept_in)
         if end.interrupt is not None:
@@ -292,7 +291,7 @@ class Session(WatchedRun):
         from nanstop.remedies.lasting import lasting
         from nanstop.remedies.saved_models import SavedModels
 
-        self._adopted.enter_context(lasting(self.view, new))
+        self._adopted.enter_context(lasting(self._cured, new))
         self._in_force += new
         self.store.save_plan(self._in_force)
         if self._saves is None or self._saves.root is not self.view.root:

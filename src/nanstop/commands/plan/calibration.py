@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -108,6 +108,11 @@ class WindowCalibration:
         with without_dropout(self.view.root), _losses_times(self.scale):
             return self._step.run(micro, batch)
 
+    def update_of(self, names: Collection[str]) -> WindowCalibration:
+        """See ``replay.step.Step``: one optimizer makes it."""
+        del names
+        return self
+
     def update(self) -> None:
         optimizer = self.view.optimizer
         if optimizer is not None:
@@ -175,7 +180,7 @@ def calibration_step(
         micros=tuple(CalibrationMicro(batch, objective, named_batch(batch)) for batch in batches),
         buffers=buffers,
         start=buffers.note(),
-        apply=lambda: _unscaled_step(optimizer, objective.scale),
+        apply=lambda _: _unscaled_step(optimizer, objective.scale),
     )
     step.objective = objective
     return step

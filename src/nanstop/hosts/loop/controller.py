@@ -90,6 +90,7 @@ class LoopController:
         found_inf: Sequence[Tensor] = (),
         *,
         can_redo: bool = True,
+        rest: bool = False,
         anew: Callable[[], Tensor | None] | None = None,
         gated: GatedUpdate | None = None,
     ) -> Ending:
@@ -98,8 +99,9 @@ class LoopController:
         One device synchronisation. ``gated``: the update, which the device may have by now.
 
         Without ``can_redo`` the update is left out where it would be redone: its gradients are
-        already in use. ``anew``: returns the norm of gradients that were just made. Errors:
-        ``TrainingStopped`` where that is resolved; the update may not be applied then.
+        already in use. ``rest``: see ``WindowEnds.close``. ``anew``: returns the norm of gradients
+        that were just made. Errors: ``TrainingStopped`` where that is resolved; the update may not
+        be applied then.
         """
         given = [(norm, found_inf)]
 
@@ -117,7 +119,7 @@ class LoopController:
         self._note_hook_writes()
         is_late = gated is not None and gated.is_launched
         ending, self._view = Ending(), step.view
-        self.ends.close(step, read, ending, can_redo=can_redo, late=is_late)
+        self.ends.close(step, read, ending, can_redo=can_redo, rest=rest, late=is_late)
         reading = ending.reading if norm is not None else None
         self.latest_norm = reading.norm if reading is not None else None
         return ending

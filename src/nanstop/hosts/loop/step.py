@@ -24,6 +24,7 @@ from nanstop.hosts.sharded.redirected import redirected
 from nanstop.hosts.window.remedies import WindowRemedies, under
 from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.parked import Away, is_tight
+from nanstop.numerics.trained import held_by
 from nanstop.records import Atom, RunFacts, SourceLine, StepId
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.copies.buffers import Buffers
@@ -118,8 +119,9 @@ class LoopStep:
     ``isolated`` raises ``NanstopError`` where the window cannot be run again.
 
     ``start``: the buffers as they were when the window began. ``apply``: the update as the loop
-    makes it. ``rates``: the learning rates of this window, one for each group; ``usual``: those
-    that windows of the run have had. ``past`` and ``rewritten_at``: see ``HostStep``.
+    makes it, under a view. ``rates``: the learning rates of this window, one for each group;
+    ``usual``: those that windows of the run have had; ``rates_of``: of all optimizers that make its
+    update. ``past`` and ``rewritten_at``: see ``HostStep``.
     ``without_graph``: modules that the script has called under no_grad, how often, and the first
     line that did. ``put_in_eval``: those that it put in evaluation mode, the last line that did,
     whether it has called them under no_grad since, and how often that came to be so.
@@ -131,9 +133,10 @@ class LoopStep:
     micros: Sequence[Micro]
     buffers: Buffers
     start: Any
-    apply: Callable[[], None]
+    apply: Callable[[ModelView], None]
     rates: tuple[Any, ...] = ()
     usual: Collection[tuple[Any, ...]] = ()
+    rates_of: Mapping[Optimizer, tuple[Any, ...]] = field(default_factory=dict)
     past: str = ""
     rewritten_at: Callable[[], tuple[SourceLine, ...] | None] = lambda: None
     without_graph: Mapping[nn.Module, tuple[int, Line]] = field(default_factory=dict)
@@ -238,15 +241,20 @@ class LoopStep:
 
     def update(self) -> None:
         self.collectives.share(parameters_of(self.view), self.replicas.average)
-        optimizer = self.view.optimizer
-        present = learning_rates(optimizer)
-        # A rate that no window of this run had is a remedy's; it stays.
-        if present in self.usual:
-            self.set_rates()
-        try:
-            self.apply()
-        finally:
-            set_learning_rates(optimizer, present)
+        mine = [(self.view.optimizer, self.rates)]
+        others = [(one, self.rates_of.get(one, ())) for one in self.view.others]
+        with ExitStack() as undo:
+            for optimizer, rates in mine + others:
+                undo.enter_context(_at_rates(optimizer, rates, self.usual))
+            self.apply(self.view)
+
+    def update_of(self, names: Collection[str]) -> LoopStep:
+        held = {id(p) for name, p in self.view.root.named_parameters() if name in names}
+        others = [one for one in self.view.others if not held.isdisjoint(map(id, held_by(one)))]
+        if not others or not held.isdisjoint(map(id, held_by(self.view.optimizer))):
+            return self
+        view, rates = self.view.by(others[0]), self.rates_of.get(others[0], ())
+        return replace(self, view=view, rates=rates)
 
     def set_rates(self) -> None:
         """Give the optimizer the learning rates that this window had."""
@@ -327,6 +335,22 @@ def learning_rates(optimizer: Optimizer | None) -> tuple[Any, ...]:
     """Return the learning rate of each group."""
     groups = optimizer.param_groups if optimizer is not None else ()
     return tuple([group.get("lr") for group in groups])
+
+
+@contextmanager
+def _at_rates(
+    optimizer: Optimizer | None, rates: Sequence[Any], usual: Collection[tuple[Any, ...]]
+) -> Iterator[None]:
+    """Have an optimizer at its rates of a window. A rate that no window of this run had (``usual``)
+    is a remedy's; it stays.
+    """
+    present = learning_rates(optimizer)
+    if present in usual:
+        set_learning_rates(optimizer, rates)
+    try:
+        yield
+    finally:
+        set_learning_rates(optimizer, present)
 
 
 def set_learning_rates(optimizer: Optimizer | None, rates: Sequence[Any]) -> None:

@@ -272,7 +272,7 @@ class WatchedLoop:
             micros=tuple(self._micros),
             buffers=self._buffers,
             start=self._start,
-            apply=self._update_again,
+            apply=lambda _: self._update_again(),
             rates=self.controller.note_rates(self.view.optimizer),
             usual=self.controller.usual_rates,
             rewritten_at=lambda: () if is_rewritten else None,

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from nanstop.hosts import compat
 from nanstop.hosts.model.left_weights import LEFT
+from nanstop.hosts.model.optimizer_facts import optimizer_facts
 from nanstop.hosts.model.parts import (
     adapter_of,
     gradient_path_of,
@@ -19,13 +19,10 @@ from nanstop.hosts.model.parts import (
     quantized_of,
 )
 from nanstop.hosts.model.updates import accumulation_of, resumed_state
-from nanstop.measure.step_per_rate import step_per_rate, sums_of_squares
 from nanstop.numerics.modules import packed_bits, tied_groups
-from nanstop.numerics.optimizer_state import innermost, state_faults
 from nanstop.numerics.token_rows import MIN_ROWS, row_blocks, row_norms, token_rows
-from nanstop.numerics.trained import held_by
-from nanstop.numerics.weights import longest_step, odd_weights, param_groups
-from nanstop.records import OptimizerFacts, TextFacts, TokenRows
+from nanstop.numerics.weights import odd_weights, param_groups
+from nanstop.records import TextFacts, TokenRows
 from nanstop.replay.step import ModelView, scale_of
 
 _TASKS = (
@@ -73,7 +70,7 @@ def structure(
         "quantization": _quantization(view),
         "peft": _peft(view.root),
         "task": task,
-        "optimizer": _optimizer(view.optimizer, view.root, warms_up=warms_up),
+        "optimizer": optimizer_facts(view.optimizer, view.root, warms_up=warms_up),
         "vocab": getattr(config, "vocab_size", None) or rows,
         "table_rows": rows,
         "token_rows": _token_rows(view, getattr(config, "pad_token_id", None)),
@@ -113,41 +110,6 @@ def _peft(root: nn.Module) -> str | None:
 def _task(model: nn.Module) -> str | None:
     name = type(model).__name__
     return next((task for ending, task in _TASKS if name.endswith(ending)), None)
-
-
-def _optimizer(
-    optimizer: Optimizer | None, root: nn.Module, *, warms_up: bool
-) -> OptimizerFacts | None:
-    if optimizer is None:
-        return None
-    groups: list[dict[str, Any]] = optimizer.param_groups
-    if warms_up:
-        groups = [group | {"lr": group.get("initial_lr", group.get("lr"))} for group in groups]
-    group = groups[0]
-    name = type(optimizer).__name__
-    bits = getattr(getattr(optimizer, "args", None), "optim_bits", None)
-    betas = group.get("betas")
-    kind = type(innermost(optimizer))
-    tried = group | {"params": held_by(optimizer)}  # of all groups: a step may reach for them
-    per_rate = step_per_rate(kind, tried)
-    squares = sums_of_squares(kind, tried) if getattr(optimizer, "state", None) else frozenset()
-    return OptimizerFacts(
-        name=name,
-        lr=_number(group.get("lr")),
-        scheduled=_number(group.get("initial_lr")),
-        per_rate=per_rate,
-        step=longest_step(per_rate, groups) if per_rate is not None else None,
-        eps=_number(group.get("eps")),
-        betas=(float(betas[0]), float(betas[1])) if betas and len(betas) == 2 else None,
-        weight_decay=_number(group.get("weight_decay")),
-        state_bits=8 if bits == 8 or "8bit" in name else None,
-        fused=bool(group.get("fused")),
-        state_faults=state_faults(optimizer, root.named_parameters(), squares),
-    )
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float, Tensor)) else None
 
 
 def _token_rows(view: ModelView, padding: int | None) -> tuple[TokenRows, ...]:

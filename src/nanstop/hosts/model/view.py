@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from copy import copy
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,13 @@ from torch.optim import Optimizer
 
 from nanstop.errors import NanstopError
 from nanstop.hosts import compat
+from nanstop.hosts.model.optimizer_facts import optimizer_facts
 from nanstop.numerics.modules import repeated_blocks
+from nanstop.records import OptimizerFacts
 from nanstop.replay.rng import note_rng, restore_rng
 from nanstop.replay.step import Batch
 
+_View = TypeVar("_View", bound="StructureView")
 _KERNELS = ("eager", "sdpa")
 
 
@@ -25,6 +29,15 @@ class StructureView(ABC):
 
     root: nn.Module
     """What is trained."""
+
+    @property
+    def others(self) -> tuple[Optimizer, ...]:
+        return ()
+
+    def by(self: _View, optimizer: Optimizer) -> _View:
+        """See ``replay.step.ModelView``."""
+        del optimizer  # there are no others
+        return self
 
     @property
     @abstractmethod
@@ -117,15 +130,36 @@ class PlainView(StructureView):
     """See ``replay.step.ModelView``.
 
     Wrappers (DDP, compiled modules, PEFT) are looked through for the model's config.
+    ``together``: returns the optimizers that were seen to make updates of the same gradients as a
+    given one, that one among them.
     """
 
     def __init__(
-        self, root: nn.Module, optimizer: Optimizer | None = None, scaler: Any = None
+        self,
+        root: nn.Module,
+        optimizer: Optimizer | None = None,
+        scaler: Any = None,
+        together: Callable[[Optimizer], Sequence[Optimizer]] = lambda _: (),
     ) -> None:
         self.root = root
         self.optimizer = optimizer
         self.scaler = scaler
         self.beside: list[nn.Module] = []
+        self._together = together
+
+    @property
+    def others(self) -> tuple[Optimizer, ...]:
+        if self.optimizer is None:
+            return ()
+        return tuple(one for one in self._together(self.optimizer) if one is not self.optimizer)
+
+    def by(self: _View, optimizer: Optimizer) -> _View:
+        view = copy(self)
+        vars(view)["optimizer"] = optimizer
+        return view
+
+    def optimizer_facts(self) -> OptimizerFacts | None:
+        return optimizer_facts(self.optimizer, self.root)
 
     def met(self, module: nn.Module) -> None:
         self.beside.append(module)

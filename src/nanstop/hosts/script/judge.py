@@ -77,6 +77,7 @@ class Judge:
         if window.failed and (window.closed or window.vetoed):  # already looked into
             return Ending(apply=not window.vetoed, failed=True)
         window.judged |= seen
+        rest = not first and optimizer is not None and optimizer not in window.rates_of
         try:
             with self._state.pause(), torch.no_grad():
                 if gated is None:
@@ -86,7 +87,7 @@ class Judge:
                     step = gated.step
                 may = can_redo and first and not window.closed
                 ending = self.controller.judge(
-                    step, norm, found_inf, can_redo=may, anew=anew, gated=gated
+                    step, norm, found_inf, can_redo=may, rest=rest, anew=anew, gated=gated
                 )
         except TrainingStopped:
             window.failed = window.vetoed = window.closed = True
@@ -210,6 +211,10 @@ class Judge:
         window = self._state.window
         if window.micros and not window.is_written:  # else no backward says what the models are
             self._state.roots.end()
+        if not window.vetoed:
+            window.made_by += [optimizer]
+            if window.closed and self.steps.joint.note(window.made_by):
+                self.controller.ends.keeper.begin_anew()
         window.closed = True
         self._state.drop()
         self.controller.num_updates = self.steps.updates.get(optimizer, 0)

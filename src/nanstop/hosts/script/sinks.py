@@ -307,7 +307,9 @@ class Sinks:
         """Have the gradients of an optimizer judged that no earlier sink saw; return its update,
         with ``may_wait``, if they are to be judged when it was launched.
         """
-        window = self._state.window
+        window, joint = self._state.window, self._judge.steps.joint
+        if joint.are_any and not window.closed:  # else half of a bad update would be made
+            held = [*held, *joint.held_beside(optimizer)]
         if not window.closed and window.judged.issuperset(map(id, held)):
             return None
         unseen = [p for p in held if id(p) not in window.judged]

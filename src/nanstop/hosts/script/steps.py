@@ -20,6 +20,7 @@ from nanstop.hosts.model.loaded_weights import LOADED, copied_by_hand
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.replicas import OneCopy, Replicas
 from nanstop.hosts.script.resumed import Restored
+from nanstop.hosts.script.updates.joint import JointUpdates
 from nanstop.hosts.script.window import (
     BufferGroup,
     ScriptWindow,
@@ -77,6 +78,7 @@ class Steps:
         self.lines_of: Callable[[Optimizer | None], dict[str, SourceLine | None]] = lambda _: {}
         """Returns the lines that made an optimizer and its schedule."""
         self._views: dict[tuple[int, ...], PlainView] = {}
+        self.joint = JointUpdates()
 
     def called_without_graph(self, module: nn.Module, line: Line) -> None:
         """Note a model call of the script that no backward can come to."""
@@ -102,6 +104,10 @@ class Steps:
         view = self._view(window, optimizer, parameters)
         self.open(window, view)
         replicas = self._shared.of_window(window.micros, window.called.values(), optimizer)
+        # Of an engine's update this process has a part: none is made again.
+        rates = () if window.by_engine else self.controller.note_rates(optimizer)
+        if optimizer is not None:
+            window.rates_of[optimizer] = rates
         return LoopStep(
             id=self.controller.step_id(),
             view=view,
@@ -109,10 +115,10 @@ class Steps:
             micros=_micros(window, replicas),
             buffers=self._buffers,
             start=window.start,
-            apply=partial(update_again, view, window),
-            # Of an engine's update this process has a part: none is made again.
-            rates=() if window.by_engine else self.controller.note_rates(optimizer),
+            apply=partial(update_again, window),
+            rates=rates,
             usual=self.controller.usual_rates,
+            rates_of=window.rates_of,
             past=_PAST if window.is_past else "",
             rewritten_at=lambda: self.written_at() if window.is_rewritten else None,
             without_graph=self.without_graph,
@@ -219,7 +225,8 @@ class Steps:
         bare = beside(window, parameters)
         key = (*window.roots, *map(id, bare), id(optimizer), id(window.scaler))
         if key not in self._views:
-            self._views = {key: PlainView(one_root(roots, bare), optimizer, window.scaler)}
+            root, together = one_root(roots, bare), self.joint.of
+            self._views = {key: PlainView(root, optimizer, window.scaler, together)}
         return self._views[key]
 
 

@@ -11,11 +11,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from nanstop.detect.sentinel import norm_of_gradients
 from nanstop.hosts.fabric import inside_fabric
 from nanstop.hosts.loop.step import Micro
-from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.sharded.engine import inside_engine
 from nanstop.hosts.tape.tape_calls import Constant, variable_names
@@ -26,6 +26,7 @@ from nanstop.numerics.tensors import by_torch_alone, nonfinite
 from nanstop.numerics.trained import gradients_held
 from nanstop.records.facts import BY_HAND
 from nanstop.replay.copies.buffers import BufferNotes
+from nanstop.replay.step import ModelView
 from nanstop.tracing.places import user_line
 
 
@@ -115,7 +116,9 @@ class ScriptWindow:
     for the update, of the first window. ``applied_scale``: the loss scale that was on the gradients
     of an update. ``gradients``: marks of them as the last backward or sink left them;
     ``is_rewritten``: whether the script itself has written to them since then, or before that in
-    this window. ``is_written``: no backward has made them, the script has.
+    this window. ``is_written``: no backward has made them, the script has. ``made_by``: optimizers
+    that have made an update of them, in turn; ``rates_of``: the learning rates that each was judged
+    with.
     """
 
     micros: list[Micro] = field(default_factory=list)
@@ -142,6 +145,8 @@ class ScriptWindow:
     gradients: list[Any] | None = None
     is_rewritten: bool = False
     is_written: bool = False
+    made_by: list[Optimizer] = field(default_factory=list)
+    rates_of: dict[Optimizer, tuple[Any, ...]] = field(default_factory=dict)
 
     def add(self, module: nn.Module, buffers: BufferGroup) -> None:
         """Have a model be one that is called in it, and follow its buffers."""
@@ -336,15 +341,20 @@ def clip_norm(
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach)
 
 
-def update_again(view: PlainView, window: ScriptWindow) -> None:
-    """Unscale and clip the gradients of a window as the script did, and update by them."""
+def update_again(window: ScriptWindow, view: ModelView) -> None:
+    """Unscale and clip the gradients of a window as the script did, and update by them: with the
+    optimizers that have done so, or with the one that is to come.
+    """
     scaler, optimizer = view.scaler, view.optimizer
     assert optimizer is not None
+    made = window.made_by if optimizer in window.made_by else [optimizer]
     if scaler is not None:
-        scaler.unscale_(optimizer)
+        for one in made:
+            scaler.unscale_(one)
     for clip in window.clips:
         clip()
-    (optimizer.step if scaler is None else partial(scaler.step, optimizer))()
+    for one in made:
+        (one.step if scaler is None else partial(scaler.step, one))()
 
 
 def window_of(micro: Micro, called: Iterable[nn.Module], buffers: BufferGroup) -> ScriptWindow:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -82,6 +82,9 @@ class TapedStep:
         leaves = parameters_of(self.view).values()
         with torch.enable_grad(), run_again(self.view.root, leaves, compiled=False):
             yield
+
+    def update_of(self, names: Collection[str]) -> Step:
+        return replace(self, inner=self.inner.update_of(names))
 
     def update(self) -> None:
         self.inner.update()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -148,6 +148,11 @@ class ForwardStep:
         with run_again(self.host.root, (), compiled=self.facts.compiled):
             made = self.again(inputs)
         return made if isinstance(made, Tensor) else torch.zeros(0)  # it has no loss
+
+    def update_of(self, names: Collection[str]) -> ForwardStep:
+        """See ``replay.step.Step``: one optimizer makes it."""
+        del names
+        return self
 
     def update(self) -> None:
         """Nothing is updated by it."""

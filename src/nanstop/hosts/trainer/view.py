@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.hosts import compat
+from nanstop.hosts.model.optimizer_facts import optimizer_facts
 from nanstop.hosts.model.view import StructureView
+from nanstop.records import OptimizerFacts
 from nanstop.replay.step import Batch
 
 
@@ -47,6 +49,9 @@ class HfView(StructureView):
     @property
     def root(self) -> nn.Module:  # pyright: ignore[reportIncompatibleVariableOverride] - looked up
         return compat.unwrapped(self._trainer.model)
+
+    def optimizer_facts(self) -> OptimizerFacts | None:
+        return optimizer_facts(self.optimizer, self.root)
 
     @property
     def optimizer(self) -> Optimizer | None:

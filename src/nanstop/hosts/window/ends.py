@@ -68,9 +68,11 @@ class WindowEnds:
         ending: Ending,
         *,
         can_redo: bool = True,
+        rest: bool = False,
         late: bool = False,
     ) -> None:
-        """Settle a window.
+        """Settle a window, or the ``rest`` of one: what is left of its gradients for another
+        optimizer.
 
         ``read`` gives its values, anew after each redo; what it raises may be a numeric failure.
         ``late``: the device has its update by now, and leaves it out where they are bad.
@@ -80,7 +82,9 @@ class WindowEnds:
         """
         part, self._expected = self._part_of(step) if self._expected else None, None
         try:
-            self._settle(step, read, ending, can_redo=can_redo, is_new=part is None, late=late)
+            self._settle(
+                step, read, ending, can_redo=can_redo, is_new=part is None, rest=rest, late=late
+            )
         finally:
             self._together = ONE_RANK
         size, replicas = self._host.facts.world_size, step.replicas
@@ -90,6 +94,8 @@ class WindowEnds:
             self._host.leave_out(step)
         elif part is not None:
             self._expected = part if ending.applied else None
+        elif rest and self.keeper.holds(step.view.optimizer):
+            pass  # the window is kept, and is made again with all updates that were made of it
         elif not can_redo or not (replicas.goes_back or (size == 1 and replicas is ONE_COPY)):
             self.keeper.forget()
         else:
@@ -124,12 +130,13 @@ class WindowEnds:
         *,
         can_redo: bool,
         is_new: bool,
+        rest: bool,
         late: bool,
     ) -> None:
         for num_redone in range(_MAX_ROUNDS + 1):
             if not ending.apply:
                 return
-            alarm = self._look(step, read, ending, is_new=is_new)
+            alarm = self._look(step, read, ending, is_new=is_new and not rest)
             if alarm is None:
                 self._reported = ()
                 if not is_new:
@@ -227,8 +234,8 @@ class WindowEnds:
             return None
         # The state of an optimizer that takes turns with the snapshot's is not in it:
         # its updates cannot be undone.
-        held = rewind.snapshot.trainable.optimizer
-        return rewind if all(step.view.optimizer is held for step in steps) else None
+        held = rewind.snapshot.trainable.optimizers
+        return rewind if all(step.view.optimizer in held for step in steps) else None
 
     def last_look(self, optimizer: Optimizer | None = None) -> bool | None:
         """Look at an update whose gradients are final (of this ``optimizer``, where it is one of

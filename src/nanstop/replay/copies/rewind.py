@@ -149,8 +149,7 @@ class SnapshotKeeper:
             self._optimizers.add(optimizer)
             self._num_optimizers += 1
             if self._num_updates and self._num_optimizers <= _NUM_BEGINNINGS:
-                self.forget()
-                self._is_new = True
+                self.begin_anew()
         held = self.snapshot.trainable.parameters.values() if self.snapshot is not None else ()
         ids = set(map(id, held))
         trained = (id(one) for group in optimizer.param_groups for one in group["params"])
@@ -182,6 +181,15 @@ class SnapshotKeeper:
             self._keep(step)
         self._num_updates += 1
         self._num_since += 1
+
+    def begin_anew(self) -> None:
+        """Have the next update begin the way back: more is to be copied by now."""
+        self.forget()
+        self._is_new = True
+
+    def holds(self, optimizer: Optimizer | None) -> bool:
+        """Return whether the snapshot has the state of an optimizer."""
+        return self.snapshot is not None and optimizer in self.snapshot.trainable.optimizers
 
     def take_out(self, step: Step) -> None:
         """Note that the update of the last window, ``step``, is not applied after all."""

@@ -13,6 +13,7 @@ from nanstop.prove.bad_samples import atoms_for
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Action, Atom, FailureKey, Report, codec
 from nanstop.records.record import record
+from nanstop.replay.step import ModelView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class Conclusion:
     A new one has no id until it is ``named``; ``kept_in``: the machine and the folder that it is
     kept in then, as "machine:folder". ``atoms``: remedies by micro-batch of a window that
     is redone, of this rank. ``like_the_last``: it was folded unseen into one that was left alone.
+    ``view``: of the model and the optimizer that remedies are for, None on other ranks.
     ``interrupt``: to be raised once it is written down. ``state``: what the policy remembers by
     now; ``optimizer``: the number that stands in it for the one that failed.
     """
@@ -35,6 +37,7 @@ class Conclusion:
     atoms: Mapping[int, tuple[Atom, ...]] = field(default_factory=dict[int, tuple[Atom, ...]])
     like_the_last: bool = False
     is_new: bool = False
+    view: ModelView | None = None
     interrupt: KeyboardInterrupt | None = None
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -143,6 +143,11 @@ class HfStep:
     def set_rates(self) -> None:
         """Give the optimizer the learning rates that this window had."""
         self.host.set_learning_rates(self.window.lrs)
+
+    def update_of(self, names: Collection[str]) -> HfStep:
+        """See ``replay.step.Step``: one optimizer makes it."""
+        del names
+        return self
 
     def update(self) -> None:
         trainer = self.host.trainer

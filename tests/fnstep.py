@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from nanstop.hosts.model.optimizer_facts import optimizer_facts
 from nanstop.records import RunFacts, StepId
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.rng import note_rng, restore_rng
@@ -19,9 +20,16 @@ class FnView:
 
     def __init__(self, root: nn.Module, optimizer=None) -> None:
         self.root, self.optimizer, self.scaler = root, optimizer, None
+        self.others = ()
         self.device_type = "cpu"
         self.beside = []
         self.met = self.beside.append
+
+    def by(self, optimizer):
+        return FnView(self.root, optimizer)
+
+    def optimizer_facts(self):
+        return optimizer_facts(self.optimizer, self.root)
 
     def attention(self):
         return getattr(getattr(self.root, "config", None), "_attn_implementation", None)

@@ -21,6 +21,7 @@ class View:
     scaler: Any = None
     device_type: str = "cpu"
     beside: tuple[Any, ...] = ()
+    others: tuple[Any, ...] = ()
 
     def _inner(self):
         peft = getattr(self.root, "get_base_model", None)

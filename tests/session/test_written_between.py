@@ -99,14 +99,17 @@ class Chosen(nn.Module):
 torch.manual_seed(0)
 model = Chosen()
 matrices = [p for p in model.parameters() if p.dim() == 2]
+apart = nn.Parameter(torch.ones(1))
 first = MAKE(matrices)
-second = torch.optim.AdamW([p for p in model.parameters() if p.dim() == 1], lr=1e-3)
+second = torch.optim.AdamW(SECOND, lr=1e-3)
 for step in range(6):
     loss = model(torch.randn(8, 4), step % 2).square().mean()
     first.zero_grad()
     second.zero_grad()
     loss.backward()
     first.step()
+    if second.param_groups[0]["params"][0] is apart:
+        apart.square().sum().backward()
     second.step()
     if step == WRITES_AT:
         with torch.no_grad():
@@ -114,8 +117,12 @@ for step in range(6):
 """
 
 
-def taking_turns(folder, make, writes_at):
+VECTORS = "[p for p in model.parameters() if p.dim() == 1]"
+
+
+def taking_turns(folder, make, writes_at, second="[apart]"):
     program = TAKING_TURNS.replace("MAKE", make).replace("WRITES_AT", str(writes_at))
+    program = program.replace("SECOND", second)
     with suppress(TrainingStopped):
         investigated(folder / "script.py", program, on_failure="repair")
     (saved,) = sorted((folder / "script").glob("0*/report.json"))
@@ -130,6 +137,15 @@ def test_of_optimizers_that_take_turns_the_next_update_tells(tmp_path):
     assert source.text == "p.sub_(p.grad / p.grad.norm(), alpha=0.1)"
     assert report.proof.verdict == "proven"
     assert report.audit[-1].action.kind == "stop"
+
+
+def test_of_two_optimizers_of_one_model_the_update_that_breaks_them_is_found(tmp_path):
+    report = taking_turns(tmp_path, "Orthogonal", -1, VECTORS)
+    assert report.incident.put_right == ()
+    assert (report.localization.key.phase, report.diagnoses[0].code) == ("optimizer", "NS402")
+    source = report.localization.first_bad.source
+    assert source.text == "p.sub_(p.grad / p.grad.norm(), alpha=0.1)"
+    assert report.proof.verdict == "proven"
 
 
 def test_what_else_breaks_weights_is_not_told_of_the_next_update(tmp_path):

@@ -53,7 +53,9 @@ class ModelView(Protocol):
 
     @property
     def others(self) -> tuple[Optimizer, ...]:
-        """Optimizers that have made updates of the same gradients beside ``optimizer``."""
+        """Other optimizers that train weights of the model, in turn with ``optimizer`` or of the
+        same gradients.
+        """
         ...
 
     def by(self, optimizer: Optimizer) -> ModelView:

@@ -120,8 +120,9 @@ class LoopStep:
 
     ``start``: the buffers as they were when the window began. ``apply``: the update as the loop
     makes it, under a view. ``rates``: the learning rates of this window, one for each group;
-    ``usual``: those that windows of the run have had; ``rates_of``: of all optimizers that make its
-    update. ``past`` and ``rewritten_at``: see ``HostStep``.
+    ``usual``: those that windows of the run have had; ``rates_of``: of all optimizers that were
+    judged in it. ``made_by``: those that have made its update, or will, given one. ``past`` and
+    ``rewritten_at``: see ``HostStep``.
     ``without_graph``: modules that the script has called under no_grad, how often, and the first
     line that did. ``put_in_eval``: those that it put in evaluation mode, the last line that did,
     whether it has called them under no_grad since, and how often that came to be so.
@@ -137,6 +138,7 @@ class LoopStep:
     rates: tuple[Any, ...] = ()
     usual: Collection[tuple[Any, ...]] = ()
     rates_of: Mapping[Optimizer, tuple[Any, ...]] = field(default_factory=dict)
+    made_by: Callable[[Optimizer], Sequence[Optimizer]] = lambda optimizer: (optimizer,)
     past: str = ""
     rewritten_at: Callable[[], tuple[SourceLine, ...] | None] = lambda: None
     without_graph: Mapping[nn.Module, tuple[int, Line]] = field(default_factory=dict)
@@ -249,12 +251,13 @@ class LoopStep:
             self.apply(self.view)
 
     def update_of(self, names: Collection[str]) -> LoopStep:
-        held = {id(p) for name, p in self.view.root.named_parameters() if name in names}
-        others = [one for one in self.view.others if not held.isdisjoint(map(id, held_by(one)))]
-        if not others or not held.isdisjoint(map(id, held_by(self.view.optimizer))):
+        first = next((p for n, p in self.view.root.named_parameters() if n in names), None)
+        made_by = self.made_by(self.view.optimizer) if self.view.optimizer is not None else ()
+        found = [one for one in made_by if any(p is first for p in held_by(one))]
+        if not found or self.view.optimizer in found:
             return self
-        view, rates = self.view.by(others[0]), self.rates_of.get(others[0], ())
-        return replace(self, view=view, rates=rates)
+        rates = self.rates_of.get(found[0], learning_rates(found[0]))
+        return replace(self, view=self.view.by(found[0]), rates=rates)
 
     def set_rates(self) -> None:
         """Give the optimizer the learning rates that this window had."""

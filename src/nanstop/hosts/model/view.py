@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import Any, TypeVar
@@ -130,8 +130,7 @@ class PlainView(StructureView):
     """See ``replay.step.ModelView``.
 
     Wrappers (DDP, compiled modules, PEFT) are looked through for the model's config.
-    ``together``: returns the optimizers that were seen to make updates of the same gradients as a
-    given one, that one among them.
+    ``others``: returns the other optimizers that train weights of a model beside one.
     """
 
     def __init__(
@@ -139,19 +138,17 @@ class PlainView(StructureView):
         root: nn.Module,
         optimizer: Optimizer | None = None,
         scaler: Any = None,
-        together: Callable[[Optimizer], Sequence[Optimizer]] = lambda _: (),
+        others: Callable[[nn.Module, Optimizer], tuple[Optimizer, ...]] = lambda *_: (),
     ) -> None:
         self.root = root
         self.optimizer = optimizer
         self.scaler = scaler
         self.beside: list[nn.Module] = []
-        self._together = together
+        self._others = others
 
     @property
     def others(self) -> tuple[Optimizer, ...]:
-        if self.optimizer is None:
-            return ()
-        return tuple(one for one in self._together(self.optimizer) if one is not self.optimizer)
+        return self._others(self.root, self.optimizer) if self.optimizer is not None else ()
 
     def by(self: _View, optimizer: Optimizer) -> _View:
         view = copy(self)

@@ -213,8 +213,8 @@ class Judge:
             self._state.roots.end()
         if not window.vetoed:
             window.made_by += [optimizer]
-            if window.closed and self.steps.joint.note(window.made_by):
-                self.controller.ends.keeper.begin_anew()
+            if window.closed:
+                self.steps.joint.note(window.made_by)
         window.closed = True
         self._state.drop()
         self.controller.num_updates = self.steps.updates.get(optimizer, 0)

@@ -310,7 +310,8 @@ class Sinks:
         window, joint = self._state.window, self._judge.steps.joint
         if joint.are_any and not window.closed:  # else half of a bad update would be made
             held = [*held, *joint.held_beside(optimizer)]
-        if not window.closed and window.judged.issuperset(map(id, held)):
+        is_next = optimizer in window.rates_of and optimizer not in window.made_by
+        if (is_next or not window.closed) and window.judged.issuperset(map(id, held)):
             return None
         unseen = [p for p in held if id(p) not in window.judged]
         if not (window.closed or gradients_held(unseen)):

@@ -78,7 +78,7 @@ class Steps:
         self.lines_of: Callable[[Optimizer | None], dict[str, SourceLine | None]] = lambda _: {}
         """Returns the lines that made an optimizer and its schedule."""
         self._views: dict[tuple[int, ...], PlainView] = {}
-        self.joint = JointUpdates()
+        self.joint = JointUpdates(updates)
 
     def called_without_graph(self, module: nn.Module, line: Line) -> None:
         """Note a model call of the script that no backward can come to."""
@@ -108,6 +108,9 @@ class Steps:
         rates = () if window.by_engine else self.controller.note_rates(optimizer)
         if optimizer is not None:
             window.rates_of[optimizer] = rates
+            if self.joint.are_any:
+                for one in self.joint.of(optimizer):
+                    self.controller.note_rates(one)
         return LoopStep(
             id=self.controller.step_id(),
             view=view,
@@ -119,12 +122,17 @@ class Steps:
             rates=rates,
             usual=self.controller.usual_rates,
             rates_of=window.rates_of,
+            made_by=partial(self._made_by, window),
             past=_PAST if window.is_past else "",
             rewritten_at=lambda: self.written_at() if window.is_rewritten else None,
             without_graph=self.without_graph,
             put_in_eval=self.put_in_eval,
             replicas=replicas,
         )
+
+    def _made_by(self, window: ScriptWindow, optimizer: Optimizer) -> Sequence[Optimizer]:
+        """Return the optimizers that make updates of a window, as far as it is known."""
+        return window.made_by if optimizer in window.made_by else self.joint.of(optimizer)
 
     def compare(self, window: ScriptWindow) -> None:
         """Compare the copies of its models that several ranks keep alike, after a backward."""
@@ -225,8 +233,8 @@ class Steps:
         bare = beside(window, parameters)
         key = (*window.roots, *map(id, bare), id(optimizer), id(window.scaler))
         if key not in self._views:
-            root, together = one_root(roots, bare), self.joint.of
-            self._views = {key: PlainView(root, optimizer, window.scaler, together)}
+            root, others = one_root(roots, bare), self.joint.others
+            self._views = {key: PlainView(root, optimizer, window.scaler, others)}
         return self._views[key]
 
 

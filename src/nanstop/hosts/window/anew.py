@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
-
-from torch.optim import Optimizer
 
 from nanstop.decide.agreement import Ranks, on_every_rank
 from nanstop.decide.decision import Decision
@@ -64,7 +62,7 @@ def go_back(
     from the snapshot on, where there is one.
     """
     trainable = trainable_of(steps[-1].view) if rewind is None else rewind.snapshot.trainable
-    with versions_kept(trainable.tensors()), _rates_kept(trainable.optimizers):
+    with versions_kept(trainable.tensors()):
         if rewind is not None:
             rewind.restore()
         host.session.adopt(decision.adopt)
@@ -73,17 +71,6 @@ def go_back(
                 stack.enter_context(step.collectives.together(together))
             if steps:
                 host.update_anew(steps)
-
-
-@contextmanager
-def _rates_kept(optimizers: Sequence[Optimizer]) -> Iterator[None]:
-    """Have optimizers at their present learning rates after it: some schedules go on from those."""
-    rates = [
-        (group, group["lr"]) for one in optimizers for group in one.param_groups if "lr" in group
-    ]
-    yield
-    for group, rate in rates:
-        group["lr"] = rate
 
 
 def named(error: Exception) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -17,7 +17,12 @@ from torch.optim import Optimizer
 
 from nanstop.frozen import frozen
 from nanstop.numerics.tensors import bad_mask, by_torch_alone, bytes_of, is_measurable, nonfinite
-from nanstop.replay.copies.snapshot import Snapshot, Trainable
+from nanstop.replay.copies.snapshot import (
+    Snapshot,
+    Trainable,
+    scaler_stages,
+    set_scaler_stages,
+)
 from nanstop.replay.step import Step, place_of_copies
 
 _NOTE_BYTES = 1 << 15
@@ -46,12 +51,21 @@ class Rewind:
         """Parameters, optimizer state and scaler are the snapshot's inside, the present ones
         after it: of an investigation, which may have room on a device.
         """
+        put_back = _rates(self.snapshot.trainable.optimizers)
         with self.snapshot.loaded(place_of_copies):
+            put_back()
             yield
 
     def restore(self) -> None:
-        """Go back to the snapshot for good."""
+        """Go back to the snapshot for good, in the midst of a window: what was unscaled in it stays
+        so.
+        """
+        scaler = self.snapshot.trainable.scaler
+        put_back, stages = _rates(self.snapshot.trainable.optimizers), scaler_stages(scaler)
         self.snapshot.restore()
+        put_back()
+        if scaler is not None:
+            set_scaler_stages(scaler, stages)
 
 
 @frozen
@@ -282,6 +296,19 @@ class SnapshotKeeper:
                 "of batches and notes) are more than are kept"
             )
             self.forget()
+
+
+def _rates(optimizers: Sequence[Optimizer]) -> Callable[[], None]:
+    """Return what gives optimizers the learning rates that they have now: windows bring their own,
+    and what a schedule goes on from is the latest.
+    """
+    rates = [(g, g["lr"]) for one in optimizers for g in one.param_groups if "lr" in g]
+
+    def put_back() -> None:
+        for group, rate in rates:
+            group["lr"] = rate
+
+    return put_back
 
 
 def _num_bytes(step: Step) -> int:

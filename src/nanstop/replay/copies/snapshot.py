@@ -20,7 +20,7 @@ from nanstop.replay.untouched import versions_kept
 @frozen
 class Trainable:
     """What an update changes. ``parameters``: by name, those that require gradients. ``others``:
-    optimizers that make updates of the same gradients beside ``optimizer``.
+    other optimizers that train weights of the model beside ``optimizer``.
     """
 
     parameters: Mapping[str, Tensor]
@@ -72,7 +72,7 @@ class Snapshot:
         self.parameters = {name: keep(p) for name, p in trainable.parameters.items()}
         self._optimizers = [KeptOptimizer(one, keep) for one in trainable.optimizers]
         self._scaler = trainable.scaler.state_dict() if trainable.scaler is not None else None
-        self._stages = _scaler_stages(trainable.scaler)
+        self._stages = scaler_stages(trainable.scaler)
 
     def copies(self) -> dict[int, Kept]:
         """Return what is held, by the id of the tensor that it is a copy of."""
@@ -106,7 +106,7 @@ class Snapshot:
             optimizer.restore()
         if self._scaler is not None:
             _load_scaler(self.trainable.scaler, self._scaler)
-            _set_scaler_stages(self.trainable.scaler, self._stages)
+            set_scaler_stages(self.trainable.scaler, self._stages)
 
     @contextmanager
     def loaded(self, place: Callable[[Trainable], str | None] = lambda _: "cpu") -> Iterator[None]:
@@ -161,13 +161,15 @@ def _flip(parameters: Sequence[Tensor]) -> None:
         parameter.requires_grad_(not parameter.requires_grad)
 
 
-def _scaler_stages(scaler: Any) -> dict[int, dict[str, Any]]:
+def scaler_stages(scaler: Any) -> dict[int, dict[str, Any]]:
+    """Return what a scaler has done in this window, of each optimizer."""
     if scaler is None:
         return {}
     return {key: dict(value) for key, value in scaler._per_optimizer_states.items()}
 
 
-def _set_scaler_stages(scaler: Any, stages: dict[int, dict[str, Any]]) -> None:
+def set_scaler_stages(scaler: Any, stages: dict[int, dict[str, Any]]) -> None:
+    """Have a scaler be at such stages."""
     scaler._per_optimizer_states.clear()
     scaler._per_optimizer_states.update({key: dict(value) for key, value in stages.items()})
 

@@ -1,33 +1,37 @@
-"""Optimizers that make their updates of the same gradients, as Muon and AdamW of one model."""
+"""Optimizers of one model: those that make updates of the same gradients, as Muon and AdamW do, and
+those that take turns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.numerics.trained import held_by
 
 
 class JointUpdates:
-    """Which optimizers have done so. ``are_any``: whether some have."""
+    """Which optimizers make updates of the same gradients, as far as was seen. ``known``: all that
+    there are. ``are_any``: whether some have.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, known: WeakKeyDictionary[Optimizer, int]) -> None:
         self.are_any = False
+        self._known = known
         self._of: WeakKeyDictionary[Optimizer, list[ReferenceType[Optimizer]]] = WeakKeyDictionary()
 
-    def note(self, made_by: Sequence[Optimizer]) -> bool:
-        """Note those that have made updates of one window; return whether that is new of some."""
+    def note(self, made_by: Sequence[Optimizer]) -> None:
+        """Note those that have made updates of one window."""
         known = set(map(id, self.of(made_by[0])))
         if known.issuperset(map(id, made_by)):
-            return False
+            return
         together = {id(one): one for other in made_by for one in self.of(other)}
         for one in together.values():
             self._of[one] = list(map(ref, together.values()))
         self.are_any = True
-        return True
 
     def of(self, optimizer: Optimizer) -> list[Optimizer]:
         """Return an optimizer and those that were seen to make updates together with it."""
@@ -37,3 +41,12 @@ class JointUpdates:
     def held_beside(self, optimizer: Optimizer) -> list[Tensor]:
         """Return what the others of them hold."""
         return [p for one in self.of(optimizer) if one is not optimizer for p in held_by(one)]
+
+    def others(self, root: nn.Module, optimizer: Optimizer) -> tuple[Optimizer, ...]:
+        """Return the other optimizers that train weights of a model, and none of those that this
+        one does: what is replaced by it may live on.
+        """
+        mine, own = set(map(id, held_by(optimizer))), set(map(id, root.parameters()))
+        beside = (one for one in list(self._known) if one is not optimizer)
+        held = ((one, set(map(id, held_by(one)))) for one in beside)
+        return tuple(one for one, its in held if its & own and not its & mine)

@@ -28,8 +28,8 @@ class FnView:
     def by(self, optimizer):
         return FnView(self.root, optimizer)
 
-    def optimizer_facts(self):
-        return optimizer_facts(self.optimizer, self.root)
+    def about_optimizer(self):
+        return {"optimizer": optimizer_facts(self.optimizer, self.root)}
 
     def attention(self):
         return getattr(getattr(self.root, "config", None), "_attn_implementation", None)

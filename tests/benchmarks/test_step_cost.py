@@ -24,7 +24,7 @@ MOST = {
     "loop, accumulation 8": 400,
     "script, accumulation 8": 2300,
     "loop, scaler": 163,
-    "script, scaler": 745,
+    "script, scaler": 751,
     "SFT": 285,
     "DPO": 325,
 }

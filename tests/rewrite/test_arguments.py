@@ -189,3 +189,42 @@ def test_a_key_of_a_json_file():
     after = edited(text, with_settings(text, settings, is_json=True))
     assert json.loads(after) == {"bf16": True, "lr": 1, "fp16": False}
     assert json.loads(edited("{}", with_settings("{}", settings, is_json=True))) == {"bf16": True}
+
+
+SETS = "for group in optimizer.param_groups:\n    group['lr'] = {}\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "after"),
+    [
+        (SETS.format("rate_at(step)"), SETS.format("rate_at(step) * 0.1")),
+        (
+            SETS.format("3.0 if step > 9 else 1e-3"),
+            SETS.format("(3.0 if step > 9 else 1e-3) * 0.1"),
+        ),
+        (SETS.format("1e3"), SETS.format("100.0")),
+        (
+            "optimizer.param_groups[0]['lr'] = peak\n",
+            "optimizer.param_groups[0]['lr'] = peak * 0.1\n",
+        ),
+    ],
+)
+def test_a_rate_that_the_script_has_set_since_is_changed_where_it_is_set(lines, after):
+    made = IMPORTS + "optimizer = Decay(p, lr=1e-3)\n"
+    facts = RunFacts(optimizer=OptimizerFacts(name="AdamW", lr=3.0, given=1e-3))
+    atom = Atom(remedy="lr", value="0.1")
+    assert edited(made + lines, cured(Source(made + lines), atom, facts)) == made + after
+    # Which of two it was is not known; and what has its first rate is changed where that stands.
+    twice = made + lines + SETS.format("1e-5")
+    assert cured(Source(twice), atom, facts) == []
+    facts = RunFacts(optimizer=OptimizerFacts(name="AdamW", lr=1e-3, given=1e-3))
+    assert "Decay(p, lr=0.0001)" in edited(twice, cured(Source(twice), atom, facts))
+
+
+@pytest.mark.parametrize("line", ["group['lr'] *= 0.98", "group['lr'] = group['lr'] * 0.98"])
+def test_a_rate_that_the_script_multiplies_is_changed_where_it_begins(line):
+    made = IMPORTS + "optimizer = Decay(p, lr=1e-3)\n"
+    text = f"{made}for group in optimizer.param_groups:\n    {line}\n"
+    facts = RunFacts(optimizer=OptimizerFacts(name="AdamW", lr=5e-4, given=1e-3))
+    edits = cured(Source(text), Atom(remedy="lr", value="0.1"), facts)
+    assert edited(text, edits) == text.replace("lr=1e-3", "lr=0.0001")

@@ -94,6 +94,8 @@ class OptimizerFacts:
     lr: float | None = None
     scheduled: float | None = None
     """The rate that a schedule multiplies, None where there is none."""
+    given: float | None = None
+    """The rate that it was made with."""
     per_rate: StepPerRate | None = None
     """None where a step depends on the gradient, or that could not be tried."""
     step: StepLength | None = None

@@ -18,7 +18,7 @@ from nanstop.numerics import room
 from nanstop.numerics.parked import Away, is_tight
 from nanstop.numerics.tensors import by_torch_alone, bytes_of
 from nanstop.numerics.trained import held_by
-from nanstop.records import OptimizerFacts, RunFacts, StepId
+from nanstop.records import RunFacts, StepId
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.conditions import unheard
 from nanstop.replay.copies.buffers import Buffers
@@ -62,8 +62,8 @@ class ModelView(Protocol):
         """Return the view with one of the others in the place of its optimizer."""
         ...
 
-    def optimizer_facts(self) -> OptimizerFacts | None:
-        """Return what the optimizer is, None where there is none."""
+    def about_optimizer(self) -> Mapping[str, Any]:
+        """Return the fields of ``RunFacts`` that are of its optimizer."""
         ...
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from nanstop.records import Atom, RunFacts, SourceLine
 from nanstop.rewrite.definitions import definition
 from nanstop.rewrite.operations import number_of
+from nanstop.rewrite.rates import is_set_since, set_anew
 from nanstop.rewrite.source import Edit, Source
 
 Settings = Mapping[str, str | bool | float]
@@ -133,6 +134,10 @@ def _made_at(source: Source, made: list[ast.Call], at: SourceLine | None) -> lis
 def _set(source: Source, atom: Atom, facts: RunFacts) -> list[Edit]:
     """Put a setting into the configuration, or into the optimizer that the script makes itself."""
     edits: list[Edit] = []
+    if atom.remedy == "lr" and is_set_since(facts.optimizer):
+        by_hand = set_anew(source, lambda value: _text(source, value, atom, ""))
+        if by_hand is not None:
+            return by_hand
     optimizers = _made_at(source, _optimizers(source), facts.optimizer_at)
     own = any(key in _OF_OPTIMIZER for key in settings_of(atom, facts)) and optimizers
     for call in optimizers if own else _configs(source):

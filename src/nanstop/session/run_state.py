@@ -59,7 +59,7 @@ def present_facts(facts: RunFacts, step: Step | None, first: Optimizer | None = 
     if step is None:
         return facts
     if first is not None and step.view.optimizer not in (None, first):
-        facts = replace(facts, optimizer=step.view.optimizer_facts())
+        facts = replace(facts, **step.view.about_optimizer())
     optimizer, rates = facts.optimizer, [r for r in step.rates if isinstance(r, float)]
     if optimizer is not None and rates:
         odd = [rate for rate in rates if not math.isfinite(rate)]

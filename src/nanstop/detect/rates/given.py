@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING
 
 from nanstop.own_code import is_library
 from nanstop.records import SourceLine
+from nanstop.rewrite.rates import KEY, settings, settings_of_groups
 from nanstop.tracing.holders import function_at, script_frames, tree_of
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-KEY = "lr"
-"""What every optimizer of torch calls its rate."""
 
 
 def is_as_made(optimizer: Optimizer) -> bool:
@@ -38,8 +36,8 @@ def line_that_sets_a_rate() -> SourceLine | None:
     """Return the only line of the script's files that sets a rate, of an optimizer's group as its
     loop or its index says; None where several may do so.
     """
-    lines = [(file, node) for file in _files() for node in _settings(file)]
-    lines = [(file, node) for file, node in lines if _is_of_a_group(file, node)]
+    trees = ((file, tree_of(file)) for file in _files())
+    lines = [(file, node) for file, tree in trees if tree for node in settings_of_groups(tree)]
     if len({(file, node.lineno) for file, node in lines}) != 1:
         return None
     file, node = lines[0]
@@ -61,33 +59,6 @@ def _sets_a_rate(file: str) -> bool:
     return bool(_settings(file))
 
 
-def _is_of_a_group(file: str, node: ast.Subscript) -> bool:
-    """Return whether what is written to is an element of ``param_groups``: a log has rates, too."""
-    held, tree = node.value, tree_of(file)
-    if not isinstance(held, ast.Name) or tree is None:
-        return _names_groups(held)
-    loops = (one for one in ast.walk(tree) if isinstance(one, ast.For | ast.comprehension))
-    names = [
-        (name.id, loop.iter)
-        for loop in loops
-        for name in ast.walk(loop.target)
-        if isinstance(name, ast.Name)
-    ]
-    return any(name == held.id and _names_groups(iterated) for name, iterated in names)
-
-
-def _names_groups(node: ast.AST) -> bool:
-    named = (one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute))
-    return "param_groups" in named
-
-
 def _settings(file: str) -> list[ast.Subscript]:
     tree = tree_of(file)
-    return [
-        node
-        for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, ast.Subscript)
-        and isinstance(node.ctx, ast.Store)
-        and isinstance(node.slice, ast.Constant)
-        and node.slice.value == KEY
-    ]
+    return settings(tree) if tree is not None else []

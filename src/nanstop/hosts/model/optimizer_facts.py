@@ -39,6 +39,7 @@ def optimizer_facts(
         name=name,
         lr=_number(group.get("lr")),
         scheduled=_number(group.get("initial_lr")),
+        given=_number(getattr(optimizer, "defaults", {}).get("lr")),
         per_rate=per_rate,
         step=longest_step(per_rate, groups) if per_rate is not None else None,
         eps=_number(group.get("eps")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import Any, TypeVar
@@ -16,7 +16,6 @@ from nanstop.errors import NanstopError
 from nanstop.hosts import compat
 from nanstop.hosts.model.optimizer_facts import optimizer_facts
 from nanstop.numerics.modules import repeated_blocks
-from nanstop.records import OptimizerFacts
 from nanstop.replay.rng import note_rng, restore_rng
 from nanstop.replay.step import Batch
 
@@ -130,7 +129,8 @@ class PlainView(StructureView):
     """See ``replay.step.ModelView``.
 
     Wrappers (DDP, compiled modules, PEFT) are looked through for the model's config.
-    ``others``: returns the other optimizers that train weights of a model beside one.
+    ``others``: returns the other optimizers that train weights of a model beside one; ``lines_of``:
+    the lines that made an optimizer and its schedule, as fields of ``RunFacts``.
     """
 
     def __init__(
@@ -139,12 +139,14 @@ class PlainView(StructureView):
         optimizer: Optimizer | None = None,
         scaler: Any = None,
         others: Callable[[nn.Module, Optimizer], tuple[Optimizer, ...]] = lambda *_: (),
+        lines_of: Callable[[Optimizer | None], Mapping[str, Any]] = lambda _: {},
     ) -> None:
         self.root = root
         self.optimizer = optimizer
         self.scaler = scaler
         self.beside: list[nn.Module] = []
         self._others = others
+        self._lines_of = lines_of
 
     @property
     def others(self) -> tuple[Optimizer, ...]:
@@ -155,8 +157,9 @@ class PlainView(StructureView):
         vars(view)["optimizer"] = optimizer
         return view
 
-    def optimizer_facts(self) -> OptimizerFacts | None:
-        return optimizer_facts(self.optimizer, self.root)
+    def about_optimizer(self) -> dict[str, Any]:
+        lines = self._lines_of(self.optimizer)
+        return {**lines, "optimizer": optimizer_facts(self.optimizer, self.root)}
 
     def met(self, module: nn.Module) -> None:
         self.beside.append(module)

@@ -234,7 +234,7 @@ class Steps:
         key = (*window.roots, *map(id, bare), id(optimizer), id(window.scaler))
         if key not in self._views:
             root, others = one_root(roots, bare), self.joint.others
-            self._views = {key: PlainView(root, optimizer, window.scaler, others)}
+            self._views = {key: PlainView(root, optimizer, window.scaler, others, self.lines_of)}
         return self._views[key]
 
 

@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from nanstop.hosts import compat
 from nanstop.hosts.model.optimizer_facts import optimizer_facts
 from nanstop.hosts.model.view import StructureView
-from nanstop.records import OptimizerFacts
 from nanstop.replay.step import Batch
 
 
@@ -50,8 +49,8 @@ class HfView(StructureView):
     def root(self) -> nn.Module:  # pyright: ignore[reportIncompatibleVariableOverride] - looked up
         return compat.unwrapped(self._trainer.model)
 
-    def optimizer_facts(self) -> OptimizerFacts | None:
-        return optimizer_facts(self.optimizer, self.root)
+    def about_optimizer(self) -> dict[str, Any]:
+        return {"optimizer": optimizer_facts(self.optimizer, self.root)}
 
     @property
     def optimizer(self) -> Optimizer | None:

@@ -1,0 +1,77 @@
+"""Lines of a script that set the learning rate of an optimizer's groups by themselves."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable
+
+from nanstop.records import OptimizerFacts
+from nanstop.rewrite.source import Edit, Source
+
+KEY = "lr"
+"""What every optimizer of torch calls its rate."""
+
+
+def settings(tree: ast.AST) -> list[ast.Subscript]:
+    """Return what is written to under the key of a rate: a log has rates, too."""
+    return [node for node in _rates(tree) if isinstance(node.ctx, ast.Store)]
+
+
+def settings_of_groups(tree: ast.AST) -> list[ast.Subscript]:
+    """Return those of an optimizer's group, as its loop or its index says."""
+    return [node for node in settings(tree) if _is_of_a_group(tree, node)]
+
+
+def is_set_since(optimizer: OptimizerFacts | None) -> bool:
+    """Return whether an optimizer has another rate than it was made with, which no schedule of
+    torch's has made of that.
+    """
+    if optimizer is None or optimizer.scheduled or not (optimizer.lr and optimizer.given):
+        return False
+    return not math.isclose(optimizer.lr, optimizer.given, rel_tol=1e-6)
+
+
+def set_anew(source: Source, changed: Callable[[ast.expr], str]) -> list[Edit] | None:
+    """Return the edit of the only line that sets a rate to what is no multiple of the one before;
+    none where several do, None where no line does.
+    """
+    targets = set(map(id, settings_of_groups(source.tree)))
+    values = [
+        node.value
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Assign) and any(id(one) in targets for one in node.targets)
+    ]
+    fresh = [one for one in values if not _rates(one)]
+    if not fresh:
+        return None
+    return [Edit(*source.span(fresh[0]), changed(fresh[0]))] if len(fresh) == 1 else []
+
+
+def _rates(tree: ast.AST) -> list[ast.Subscript]:
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Constant)
+        and node.slice.value == KEY
+    ]
+
+
+def _is_of_a_group(tree: ast.AST, node: ast.Subscript) -> bool:
+    held = node.value
+    if not isinstance(held, ast.Name):
+        return _names_groups(held)
+    loops = (one for one in ast.walk(tree) if isinstance(one, ast.For | ast.comprehension))
+    names = [
+        (name.id, loop.iter)
+        for loop in loops
+        for name in ast.walk(loop.target)
+        if isinstance(name, ast.Name)
+    ]
+    return any(name == held.id and _names_groups(iterated) for name, iterated in names)
+
+
+def _names_groups(node: ast.AST) -> bool:
+    named = (one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute))
+    return "param_groups" in named

@@ -34,6 +34,8 @@ LEAST_UPDATES = 20
 _MOST_UPDATES = 128
 _NUM_JUDGED = 4
 """The last windows, whose mean loss says what the updates came to."""
+_GROWN = 10.0
+"""Times the usual loss, from which on a run has begun to run away."""
 _SMALLER = 0.1
 _LEAST_FACTOR = 1e-12
 _STANDS_STILL = Atom(remedy="lr", value="0")
@@ -105,11 +107,13 @@ def prove_course(
     candidates: Sequence[tuple[Atom, ...]],
     *,
     policy: Policy,
+    usual: float | None = None,
     tried: Callable[[Trial], None] = lambda _: None,
 ) -> Proof | None:
     """Return the remedy under which the updates do not run away: all of their losses are finite,
     and the last are no larger than at the snapshot. None where that cannot be asked; where the step
-    fails at the snapshot, too, no remedy of updates is tried.
+    fails at the snapshot, too, no remedy of updates is tried. ``usual``: the loss that the run had
+    before it grew; a snapshot of when it had grown already tells nothing of what led there.
 
     ``candidates`` change nothing but updates. A learning rate that is still too large is tried with
     a tenth of it. Call where weights are as the failing step has them.
@@ -117,6 +121,8 @@ def prove_course(
     if len(course.way_back.steps) > _MOST_UPDATES:
         return None
     begin = course.begin()
+    if usual is not None and math.isfinite(begin) and begin > _GROWN * max(usual, 1.0):
+        return None
     if not math.isfinite(begin):
         there = Trial(atoms=(_STANDS_STILL,), outcome="same_failure", key=key, loss=begin)
         return Proof(

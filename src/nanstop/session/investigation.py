@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from nanstop.decide.policy import Policy
 from nanstop.diagnose.diagnose import examine
+from nanstop.diagnose.evidence.climbs import climbs
 from nanstop.errors import NanstopError, brief
 from nanstop.localize.intervention import intervene
 from nanstop.localize.localize import localize
@@ -256,19 +257,19 @@ class Investigation:
             self.experiments = (*self.experiments, made)
         self._diagnose()
 
-    def _diagnose(self) -> None:
-        examined = examine(
-            Evidence(
-                facts=self.facts,
-                incident=self.incident,
-                replay=self.replay,
-                localization=self.localization,
-                series=self.incident.history if self.incident is not None else (),
-                experiments=self.experiments,
-                trials=self.proof.tried if self.proof is not None else (),
-            ),
-            "incident",
+    def _evidence(self) -> Evidence:
+        return Evidence(
+            facts=self.facts,
+            incident=self.incident,
+            replay=self.replay,
+            localization=self.localization,
+            series=self.incident.history if self.incident is not None else (),
+            experiments=self.experiments,
+            trials=self.proof.tried if self.proof is not None else (),
         )
+
+    def _diagnose(self) -> None:
+        examined = examine(self._evidence(), "incident")
         self.diagnoses = examined.diagnoses
         self.open_questions = examined.open
         self.failures += examined.failures
@@ -308,13 +309,14 @@ class Investigation:
             return
         bounds = Search(policy.budget_trials, policy.budget_seconds)
         self.live.stage("proof", self.at.step, bounds)
-        course = Course(failing.way_back, failing)
+        course, (loss, _) = Course(failing.way_back, failing), climbs(self._evidence())
         made_anew = partial(
             prove_course,
             course,
             self.key,
             said.remedies,
             policy=policy,
+            usual=loss.first if loss is not None else None,
             tried=self.live.tried,
         )
         proof = self.stage("proof", made_anew)

@@ -2,12 +2,16 @@
 comes of that decides what is said of it.
 """
 
+from functools import partial
+
 import pytest
 import torch
 
 from loop_scripts import run_script, same, weights
 from nanstop.decide.policy import Policy
 from nanstop.hosts.script import autowatch
+from nanstop.hosts.window import ends
+from nanstop.replay.copies.rewind import SnapshotKeeper
 from nanstop.session.factory import opener
 from nanstop.store.incidents import Store
 
@@ -135,6 +139,30 @@ def test_whether_the_rate_or_the_decay_ran_away_is_tried(tmp_path, optimizer, cu
     assert report.diagnoses[0].code == "NS404"
     assert [(atom.remedy, atom.value) for atom in report.proof.minimal] == [cure]
     assert ("weight decay" in report.diagnoses[0].cause) is decays
+
+
+RAISED = """
+    if step == 8:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.6
+    optimizer.step()"""
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_rate_that_the_script_has_raised(tmp_path, monkeypatch, is_late):
+    """A way back that begins in the midst of the growth tells nothing of what led there."""
+    often = partial(SnapshotKeeper, time_share=1e9 if is_late else 0.0, least_updates=2)
+    monkeypatch.setattr(ends, "SnapshotKeeper", often)
+    source = script("AdamW(net.parameters(), lr=1e-3)", steps=40).replace(
+        "y = x.sum", "y = 9 * x.sum"
+    )
+    source = source.replace("AdamW(", "SGD(").replace("\n    optimizer.step()", RAISED)
+    _, (report, *_) = reported(tmp_path, source)
+    assert said(report)[0] == ("NS404", "likely" if is_late else "certain")
+    assert any("the learning rate was raised from" in line for line in report.diagnoses[0].lines)
+    assert report.incident.facts.optimizer.given == 1e-3
+    proven = report.proof is not None and report.proof.verdict == "proven"
+    assert proven is not is_late
 
 
 def test_what_shorter_updates_lead_to_as_well_is_no_divergence(tmp_path):

@@ -61,6 +61,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import median_low
 
 from nanstop.diagnose.evidence.accounts import DECAYED, GROWS, update_line
 from nanstop.diagnose.evidence.candidates import Candidates
@@ -312,7 +313,9 @@ def _decayed(evidence: Evidence) -> str:
     """Return what the last look at an update saw of a decay that makes weights grow, or ""."""
     seen = [share for _, share in series_values(evidence, DECAYED)][-1:]
     optimizer = standing(evidence).optimizer
-    if not seen or seen[0] <= GROWS:
+    rates = _rates(evidence)
+    usual = median_low(rates) / rates[-1] if rates else 1.0  # else what has grown is the rate
+    if not seen or seen[0] * min(usual, 1.0) <= GROWS:
         return ""
     decay = optimizer.weight_decay if optimizer is not None else None
     of = f" of {decay:g}" if decay else ""
@@ -332,10 +335,15 @@ def _lines(
     return tuple(lines)
 
 
+def _rates(evidence: Evidence) -> list[float]:
+    """Return the learning rates up to the failure, those of 0 left out."""
+    at = evidence.incident.at.step if evidence.incident is not None else math.inf
+    return [rate for step, rate in series_values(evidence, "lr") if step <= at and rate > 0.0]
+
+
 def _raised(evidence: Evidence) -> tuple[str, ...]:
     """Return what raised the learning rate up to the failure, as far as that is known."""
-    at = evidence.incident.at.step if evidence.incident is not None else math.inf
-    rates = [rate for step, rate in series_values(evidence, "lr") if step <= at and rate > 0.0]
+    rates = _rates(evidence)
     if not rates or rates[-1] <= _RAISED * rates[0]:
         return ()
     facts = standing(evidence)

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "790ec2df0ab33a7c")
+REPORT_FORM = (1, "9f6c0fe2d978d053")
 
 
 def test_names():

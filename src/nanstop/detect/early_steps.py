@@ -60,7 +60,7 @@ class EarlySteps:
     """
 
     def __init__(self, view: ModelView, inside: Callable[[], Collection[str]] = frozenset) -> None:
-        self._view = view
+        self.view = view
         self._inside = inside
         self.sample: _Sample | None = None
         """Of the present update, None where it is not looked at."""
@@ -190,9 +190,9 @@ class EarlySteps:
 
     def _wanted(self, step: int, facts: RunFacts) -> set[str]:
         asked = {"objective"}
-        if step > 0 and keeps_casts(self._view):
+        if step > 0 and keeps_casts(self.view):
             asked.add("casts")
-        if self._formats(facts) or any(b.dtype in HALF for b in self._view.root.buffers()):
+        if self._formats(facts) or any(b.dtype in HALF for b in self.view.root.buffers()):
             asked |= {"coarse", "pooling"}
         elif facts.head is not None:
             asked.add("pooling")
@@ -210,10 +210,10 @@ class EarlySteps:
         Reads each value (1 to 2 ns on one core) and synchronises once, at steps 0, 1, 2, 4, 8, ...
         of float16 runs.
         """
-        table = self._view.embedding()
+        table = self.view.embedding()
         gradients = [
             p.grad
-            for name, p in self._view.root.named_parameters()
+            for name, p in self.view.root.named_parameters()
             if p.grad is not None and not p.grad.is_sparse and name.rpartition(".")[0] != table
         ]
         total = sum(gradient.numel() for gradient in gradients)

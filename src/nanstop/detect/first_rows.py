@@ -38,7 +38,7 @@ class FirstRows:
     """Counts the rows of one run, up to ``NUM_ROWS``."""
 
     def __init__(self, view: ModelView) -> None:
-        self._view = view
+        self.view = view
         self._counted = DataFacts()
         self._num_windows = 0
         self._told = False
@@ -54,11 +54,11 @@ class FirstRows:
         if self._told:
             return None
         text = step.facts.text or TextFacts()
-        unread = _table_is_unread(self._view)
+        unread = _table_is_unread(self.view)
         for micro, (batch, loss) in enumerate(zip(step.batches, step.losses, strict=True)):
             if self._counted.num_rows < NUM_ROWS:
                 known = float(loss.detach()) if loss is not None and loss.numel() == 1 else None
-                found = counted(batch, self._view, text, loss=known, has_ids=not unread)
+                found = counted(batch, self.view, text, loss=known, has_ids=not unread)
                 self._counted = added(self._counted, found)
                 if found.num_without_labels and not self._asked:
                     self._asked = True

@@ -45,7 +45,7 @@ class GradientArrival:
     """Follows the gradients of one run to what its optimizer holds."""
 
     def __init__(self, view: ModelView) -> None:
-        self._view = view
+        self.view = view
         self.was: list[tuple[Tensor, Tensor]] | None = None
         """The starts of some weights at the first update."""
         self._compared: WeakSet[Optimizer] = WeakSet()
@@ -70,8 +70,8 @@ class GradientArrival:
         path = facts.gradient_path
         if path is None or path.num_reached is not None or self._fed or not is_whole(facts):
             return None
-        held = _held(self._view)
-        trained = {n: p for n, p in self._view.root.named_parameters() if p.requires_grad}
+        held = _held(self.view)
+        trained = {n: p for n, p in self.view.root.named_parameters() if p.requires_grad}
         # A model that only answers (a teacher, a reference) is often left trainable.
         mine = {n: p for n, p in trained.items() if id(p) in held}
         others = bool(held) and not mine
@@ -93,7 +93,7 @@ class GradientArrival:
         what this one does: a loop may ask each for an update, whatever had gradients this time, and
         whether one never has any its accounts tell. Walks all objects there are, once for each.
         """
-        mine = self._view.optimizer
+        mine = self.view.optimizer
         if mine is None:
             return False
         if mine not in self._turns:
@@ -111,7 +111,7 @@ class GradientArrival:
         found, self.untaken = self.untaken, None
         if found is None:
             return None
-        self._fed = any(p.grad is not None for p in _held(self._view).values())
+        self._fed = any(p.grad is not None for p in _held(self.view).values())
         return None if self._fed else found
 
     def replaced(self, view: ModelView) -> float:

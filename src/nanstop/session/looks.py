@@ -34,7 +34,8 @@ from nanstop.records import (
 from nanstop.records.facts import BY_HAND
 from nanstop.records.vocabulary import ROOM
 from nanstop.replay.conditions import unrecorded
-from nanstop.replay.step import room_made
+from nanstop.replay.copies.rewind import MOST_APART
+from nanstop.replay.step import ModelView, parameters_of, room_made
 from nanstop.session.findings import Findings
 from nanstop.session.run_state import RunState
 from nanstop.session.sampled_ranges import SampledRanges
@@ -92,9 +93,15 @@ class Looks:
         """The last window that was healthy before its update."""
         self._numbers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         """How many updates of each optimizer were near."""
+        self._num_apart = 0
+        """Windows in a row that were of another model."""
 
     def before_update(self, step: Step) -> None:
         self._window, optimizer = step.id, step.view.optimizer
+        is_other = step.view.root is not self._run.view.root
+        self._num_apart = self._num_apart + 1 if is_other else 0
+        if self._num_apart >= MOST_APART:
+            self._go_on_with(step.view)
         self._standstill.note(self._run.series.last("grad_norm"))
         path = self._run.facts.gradient_path
         if path is not None and path.num_reached is None:
@@ -109,6 +116,19 @@ class Looks:
             self._look(lambda: self._early.before_update(step, self._run.facts))
         if not self._rows.is_over:
             self._look(lambda: self._counted(self._rows.note(step)))
+
+    def _go_on_with(self, view: ModelView) -> None:
+        """Look at another model from here on, unless it is a part of the one so far, or trained by
+        the same optimizer: that one is let go of.
+        """
+        self._num_apart, own = 0, set(map(id, self._run.view.root.parameters()))
+        if not own.isdisjoint(map(id, parameters_of(view).values())):
+            return
+        self._run.follow(view)
+        self._gauge.drop()
+        self._gauge = Gauge(view, self._clock)
+        for look in (self._early, self._early.arrival, self._rows):
+            look.view = view
 
     def _near(self, step: Step, optimizer: Optimizer, number: int) -> None:
         """Look at update ``number``, from 0 on, of an optimizer."""

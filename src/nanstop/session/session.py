@@ -241,6 +241,9 @@ class Session(WatchedRun):
         stop, self._stop = self._stop, None
         return stop
 
+    def follow(self, view: ModelView) -> None:
+        self.view = self._cured = view
+
     def accounted(self, account: GradientAccount) -> None:
         self._looks.accounted(account)
 
@@ -256,12 +259,9 @@ class Session(WatchedRun):
             return None
         expected = [one.as_signal(step.id) for one in ruinous]
         end = failures.foreseen(step, rewind(), expected, self._foresight.lost_moments)
-        decision = None
-        if isinstance(end, tuple):
-            for line in end:
-                self.announce(f"an update could not be judged ({line})")
-        else:
-            decision = self._concluded(self._named(end))
+        decision = None if isinstance(end, tuple) else self._concluded(self._named(end))
+        for line in end if isinstance(end, tuple) else ():
+            self.announce(f"an update could not be judged ({line})")
         if decision is not None and decision.kind == "skip":
             self._foresight.left_out()
         else:  # cured, left alone, or no more than a sample's: not asked again

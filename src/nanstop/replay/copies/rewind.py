@@ -33,7 +33,7 @@ _USUAL = 0.5
 """Over the root of its last dimension, the size of a weight of which nothing is finite any more."""
 _NUM_BEGINNINGS = 8
 """Optimizers whose first update begins a way back at once: models that a script trains in turn."""
-_MOST_APART = 64
+MOST_APART = 64
 """Updates in a row that train nothing of a snapshot, after which its model may be gone."""
 _WEIGHED, _WEIGH_EVERY = 4, 8
 """Windows after a snapshot whose bytes are counted: the first, and of the others one in so many."""
@@ -281,7 +281,7 @@ class SnapshotKeeper:
         if self._num_apart:  # what it read of other models is no more
             self._is_mixed = True
             self._windows.clear()
-        if self._num_apart >= _MOST_APART:
+        if self._num_apart >= MOST_APART:
             self.forget()
         if self._is_mixed:
             return

@@ -1056,6 +1056,16 @@ def test_the_table_and_the_ids_are_what_the_operation_read():
     assert check("NS502", lookup("aten.cat.default")) is None
 
 
+def test_no_id_is_blamed_for_what_a_division_made():
+    batch, facts = [batch_fact("loss7", maximum=53.0)], RunFacts(table_rows=32)
+    divided = event(op="aten.div.Tensor", dtype="float32", bad={"nan": 1})
+    assert check("NS502", evidence(localization(divided), facts, batch=batch)) is None
+    looked = event(op="aten.nll_loss_forward.default", dtype="float32", bad={"nan": 1})
+    assert check("NS502", evidence(localization(looked), facts, batch=batch)) is not None
+    foreign = event(op="liger.cross_entropy.default", dtype="float32", bad={"nan": 1})
+    assert check("NS502", evidence(localization(foreign), facts, batch=batch)) is not None
+
+
 def test_an_infinite_rate_makes_no_other_one_next_to_nothing():
     given = setup(
         optimizer=moving(math.inf, 0.02),

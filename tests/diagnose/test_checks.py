@@ -1282,7 +1282,7 @@ def test_weights_that_a_decay_makes_grow_are_no_matter_of_the_learning_rate():
     )
     decayed = Series(name="decayed", steps=(0, 1), values=(10.0, 10.0))
     found = check("NS404", replace(away, series=(*away.series, decayed)))
-    assert "the weight decay multiplies every weight by -9 in each update" in found.cause
+    assert "each update multiplies every weight by -9, beside its gradient" in found.cause
     said = (found.cause, *found.lines, found.usual_cure)
     assert not any("learning rate" in one for one in said)
     assert found.remedies[0] == (Atom(remedy="weight_decay", value="0.01"),)
@@ -1308,7 +1308,7 @@ def test_a_decay_that_norms_hide_from_the_loss(outcome, is_named):
     found = check("NS404", grown)
     assert (found is not None) == is_named
     if found is not None:
-        assert "multiplies every weight by -2 in each update" in found.cause
+        assert "multiplies every weight by -2, beside its gradient" in found.cause
         assert found.confidence == "certain"
 
 

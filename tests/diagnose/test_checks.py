@@ -1012,8 +1012,10 @@ def test_weights_that_a_finite_step_leaves_broken_are_its_updates(losses, norms,
     )
     at = StepId(run="r", step=4)
     then = replace(given.incident, at=at, history=history, bad_params=("w",))
-    said = [one.code for one in diagnose(replace(given, incident=then), "incident")]
-    assert [one for one in said if one in ("NS401", "NS402")] == [code]
+    for seen in (found, None):  # a step that cannot be run again has no localization
+        known = replace(given, incident=then, localization=seen)
+        said = [one.code for one in diagnose(known, "incident")]
+        assert [one for one in said if one in ("NS401", "NS402")] == [code]
 
 
 def refused(op, *inputs, message, **fields):

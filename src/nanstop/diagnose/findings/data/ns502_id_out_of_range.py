@@ -111,6 +111,8 @@ given the axis name it by their first number.
 """
 FROM_THE_END = ("index", "_unsafe_index")
 """Those for which -1 is the last row."""
+UNCHECKED = ("_ctc_loss", "_cudnn_ctc_loss")
+"""Those that read beyond what they look in without a word (torch 2.13)."""
 ALONG = ("gather", "index_select", "scatter", "scatter_add", "index_add", "index_copy")
 
 
@@ -184,7 +186,7 @@ def _born_elsewhere(evidence: Evidence) -> bool:
     event = born(evidence, WRITTEN)
     if event is None or raised_message(evidence) or foreign_kernel(event):
         return False
-    return op_name(event.op) not in (*ROWS_AT, *ALONG)
+    return op_name(event.op) not in (*ROWS_AT, *ALONG, *UNCHECKED)
 
 
 def _lookup(evidence: Evidence) -> tuple[str, float | None]:

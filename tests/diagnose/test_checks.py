@@ -1012,8 +1012,10 @@ def test_weights_that_a_finite_step_leaves_broken_are_its_updates(losses, norms,
     )
     at = StepId(run="r", step=4)
     then = replace(given.incident, at=at, history=history, bad_params=("w",))
-    said = [one.code for one in diagnose(replace(given, incident=then), "incident")]
-    assert [one for one in said if one in ("NS401", "NS402")] == [code]
+    for seen in (found, None):  # a step that cannot be run again has no localization
+        known = replace(given, incident=then, localization=seen)
+        said = [one.code for one in diagnose(known, "incident")]
+        assert [one for one in said if one in ("NS401", "NS402")] == [code]
 
 
 def refused(op, *inputs, message, **fields):
@@ -1054,6 +1056,17 @@ def test_the_table_and_the_ids_are_what_the_operation_read():
     assert found.confirmed == "`embedding` was asked for 64; what it looks in has 64 rows"
     assert check("NS502", lookup(asked=63.0)).confidence == "possible"
     assert check("NS502", lookup("aten.cat.default")) is None
+
+
+def test_no_id_is_blamed_for_what_a_division_made():
+    batch, facts = [batch_fact("loss7", maximum=53.0)], RunFacts(table_rows=32)
+    divided = event(op="aten.div.Tensor", dtype="float32", bad={"nan": 1})
+    assert check("NS502", evidence(localization(divided), facts, batch=batch)) is None
+    for looks in ("aten.nll_loss_forward.default", "aten._ctc_loss.default"):
+        looked = event(op=looks, dtype="float32", bad={"nan": 1})
+        assert check("NS502", evidence(localization(looked), facts, batch=batch)) is not None
+    foreign = event(op="liger.cross_entropy.default", dtype="float32", bad={"nan": 1})
+    assert check("NS502", evidence(localization(foreign), facts, batch=batch)) is not None
 
 
 def test_an_infinite_rate_makes_no_other_one_next_to_nothing():
@@ -1272,7 +1285,7 @@ def test_weights_that_a_decay_makes_grow_are_no_matter_of_the_learning_rate():
     )
     decayed = Series(name="decayed", steps=(0, 1), values=(10.0, 10.0))
     found = check("NS404", replace(away, series=(*away.series, decayed)))
-    assert "the weight decay multiplies every weight by -9 in each update" in found.cause
+    assert "each update multiplies every weight by -9, beside its gradient" in found.cause
     said = (found.cause, *found.lines, found.usual_cure)
     assert not any("learning rate" in one for one in said)
     assert found.remedies[0] == (Atom(remedy="weight_decay", value="0.01"),)
@@ -1298,7 +1311,7 @@ def test_a_decay_that_norms_hide_from_the_loss(outcome, is_named):
     found = check("NS404", grown)
     assert (found is not None) == is_named
     if found is not None:
-        assert "multiplies every weight by -2 in each update" in found.cause
+        assert "multiplies every weight by -2, beside its gradient" in found.cause
         assert found.confidence == "certain"
 
 

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import nanstop
-from nanstop.records import Atom, RunFacts
+from loop_scripts import investigated
+from nanstop.records import Atom, Report, RunFacts
 from nanstop.rewrite.arguments import cured
 from nanstop.rewrite.source import Source, edited
 
@@ -126,3 +127,28 @@ def test_it_is_written_into_the_script(before):
     text = f"import torch\n{before}"
     edits = cured(Source(text), Atom(remedy="eager"), RunFacts())
     assert edited(text, edits) == f"import torch\n{CODE[before]}"
+
+
+OFF = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+@torch.compile(disable=True, fullgraph=True)
+def halved(x):
+    return x / 2
+net = nn.Linear(6, 3)
+optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+for step in range(4):
+    p = net(torch.randn(8, 6))
+    loss = halved(p.norm())
+    optimizer.zero_grad()
+    (loss * (p * (step != 2)).square().mean().log()).backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_whose_compiling_is_switched_off_compiles_nothing(tmp_path):
+    _, news = investigated(tmp_path / "script.py", OFF)
+    report = next(one for one in news if isinstance(one, Report))
+    assert report.replay is not None
+    assert report.localization is not None

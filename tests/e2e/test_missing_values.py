@@ -86,6 +86,35 @@ def test_what_is_not_left_out_is_the_datas(tmp_path, loss):
     assert report.proof is None or report.proof.verdict != "proven"
 
 
+NORMALISED = """
+import torch
+from torch import nn
+from torch.nn.functional import layer_norm
+torch.manual_seed(0)
+frozen = nn.Linear(6, 16).requires_grad_(False)
+net = nn.Sequential(nn.SiLU(), nn.Linear(16, 5))
+optimizer = torch.optim.Adam(net.parameters(), 2e-3)
+X, losses = torch.randn(60, 6), []
+Y = X @ torch.randn(6, 5)
+X[33, 2] = float("nan")
+for step in range(4):
+    x, y = X[12 * step:][:12], Y[12 * step:][:12]
+    h = frozen(x)
+    h = layer_norm(h, (16,))
+    loss = (net(h) - y).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_normalisation_makes_the_same_of_any_number_and_leaves_no_row_out(tmp_path):
+    _, news = investigated(tmp_path / "script.py", NORMALISED)
+    report = next(one for one in news if isinstance(one, Report))
+    assert report.diagnoses[0].code in ("NS501", "NS506")
+    assert report.proof is None or report.proof.verdict != "proven"
+
+
 def test_another_fault_beside_them_is_told_of_itself(tmp_path):
     loss = "loss = (p - y)[known].square().mean() + (p.mean(-1) * (w * (step != 2)).log()).mean()"
     report = report_of(tmp_path, LOOP, loss)

@@ -14,7 +14,7 @@ from nanstop.prove.agreement import SAME, agree
 from nanstop.prove.exact import ExactRuns, Gaps, gaps_between
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom, Localization, op_kind
-from nanstop.records.remedies import FARTHER, FINITE, GUARDED, NUMBERED, form_of
+from nanstop.records.remedies import FARTHER, FINITE, GUARDED, NUMBERED, UNEVEN, form_of
 from nanstop.remedies.apply import applied
 from nanstop.remedies.forms.mode import compared
 from nanstop.remedies.forms.typed import Typed, typed
@@ -96,9 +96,7 @@ def is_any_number(
     numbered = [atom for atom in atoms if atom.remedy in NUMBERED]
     if not numbered or run.failed:
         return True
-    is_data = all(atom.remedy == "finite_constant" and form_of(atom)[0] == "0" for atom in numbered)
-    tried = [dict(FINITE), *({"0": one} for one in FARTHER if is_data)]
-    for number in tried:
+    for number in (dict(FINITE), *({"0": one} for one in _besides(numbered))):
         others = tuple(
             replace(atom, value=number[form_of(atom)[0]]) if atom.remedy in NUMBERED else atom
             for atom in atoms
@@ -107,6 +105,14 @@ def is_any_number(
         if not agree(run, exact.attempt(failing.micro, under=under)):
             return False
     return True
+
+
+def _besides(numbered: list[Atom]) -> tuple[str, ...]:
+    """Return what is tried besides in place of 0. A fill takes one number for all places."""
+    remedies = {atom.remedy for atom in numbered}
+    if "finite_fill" in remedies or any(form_of(atom)[0] != "0" for atom in numbered):
+        return ()
+    return (*(FARTHER if remedies == {"finite_constant"} else ()), UNEVEN)
 
 
 def unchanged_elsewhere(failing: FailingStep, exact: ExactRuns, under: Under) -> bool | None:

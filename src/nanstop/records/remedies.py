@@ -166,6 +166,10 @@ FARTHER = ("30", "-30")
 """What is tried besides in place of data that is not finite: a loss that ends at a bound may not
 tell 0 from 1. Their exponentials are within the range of float32.
 """
+UNEVEN = "uneven"
+"""In place of each place's number one of its own: what is the same throughout a row is nothing
+behind a normalisation of that row, whatever it is.
+"""
 FINITE_NUMBERS = (*FINITE, *FINITE.values(), *FARTHER)
 _SAMPLE = re.compile(r"\d+:\d+")
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")

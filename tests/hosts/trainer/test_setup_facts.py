@@ -59,6 +59,15 @@ def test_prompts_of_grpo_count_once_for_each_generation(tmp_path):
     assert found.schedule.num_steps == 40
 
 
+def test_answers_that_are_generated_and_not_compared_are_no_group(tmp_path):
+    trainer = cases.build("sft", tmp_path)
+    trainer.args.num_generations, trainer.args.beta = 1, 0.0  # as distillation has them
+    found = facts(trainer)
+    assert (found.objective.num_generations, found.objective.beta) == (None, 0.0)
+    assert found.zero_loss_by_design is None
+    assert nanstop.check(trainer) == ()
+
+
 @pytest.mark.parametrize(
     ("settings", "codes"),
     [

@@ -287,19 +287,20 @@ def _begun_loops(open_session: OpenSession) -> Any:
 
 def _compile(original: Any, model: Any = None, **options: Any) -> Any:
     """Stand in for ``torch.compile``: a compiled function must not see a tape; a module, or how it
-    is called (``module.compile()``), never does.
+    is called (``module.compile()``), never does. Where compiling is off it is given back as it is.
     """
     global _compiles_functions  # noqa: PLW0603
     _end_first_use()
     owner = model.__self__ if getattr(model, "__name__", "") == "_call_impl" else model
-    is_function = owner is not None and not isinstance(owner, sys.modules["torch"].nn.Module)
-    if is_function and (getattr(model, "__module__", None) or "").partition(".")[0] not in _KERNELS:
+    compiled = original(model, **options)
+    is_new = not (compiled is model or isinstance(owner, sys.modules["torch"].nn.Module | None))
+    if is_new and (getattr(model, "__module__", None) or "").partition(".")[0] not in _KERNELS:
         _compiles_functions = True
         if _loops is not None:
             _loops.state.compiles_functions = True
             if _loops.state.idle:
                 _loops.state.leave()
-    return original(model, **options)
+    return compiled
 
 
 def _clip(name: str, original: Any, *args: Any, **kwargs: Any) -> Any:

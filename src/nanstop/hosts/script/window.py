@@ -244,7 +244,9 @@ def scale_by_hand(losses: Sequence[Tensor]) -> float | None:
         if node is None or node.name() != "MulBackward0":
             continue
         factor = getattr(node, "_saved_other", None)
-        if isinstance(factor, Tensor) and factor.dim() == 0 and factor.device.type == "cpu":
+        if not isinstance(factor, Tensor) or factor.requires_grad:  # no setting of a script
+            continue
+        if factor.dim() == 0 and factor.device.type == "cpu":
             return float(factor) if abs(float(factor)) >= LEAST_SCALE else None
     return None
 

@@ -15,7 +15,13 @@ from nanstop.hosts.model.structure import structure
 from nanstop.hosts.model.updates import resumed_from
 from nanstop.hosts.sharded.models import can_agree
 from nanstop.hosts.trainer.objective import reward_models, rewards_at
-from nanstop.hosts.trainer.options import objective_of, planned_optimizer, precision_of, schedule_of
+from nanstop.hosts.trainer.options import (
+    group_size,
+    objective_of,
+    planned_optimizer,
+    precision_of,
+    schedule_of,
+)
 from nanstop.hosts.trainer.view import HfView
 from nanstop.numerics.tensors import format_name
 from nanstop.records import AccumulationFacts, ObjectiveFacts, RateFacts, RunFacts, TextFacts
@@ -154,9 +160,12 @@ def _zero_loss(args: Any) -> str | None:
 
     Each group's advantages add up to 0 while the policy is its own.
     """
-    if not hasattr(args, "num_generations") or getattr(args, "beta", None) != 0.0:
+    if group_size(args) is None or getattr(args, "beta", None) != 0.0:
         return None
-    if args.num_iterations > 1 or args.steps_per_generation > args.gradient_accumulation_steps:
+    off_policy = (
+        getattr(args, "steps_per_generation", None) or 0
+    ) > args.gradient_accumulation_steps
+    if off_policy or getattr(args, "num_iterations", 1) > 1:
         return None
     return (
         "on-policy with beta 0: "

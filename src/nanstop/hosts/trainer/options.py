@@ -28,15 +28,23 @@ def precision_of(args: Any) -> PrecisionFacts:
 
 def objective_of(args: Any) -> ObjectiveFacts | None:
     """Return the settings of a preference or reinforcement objective, None for others."""
-    beta, group = (_number(getattr(args, name, None)) for name in ("beta", "num_generations"))
+    beta, group = _number(getattr(args, "beta", None)), group_size(args)
     if beta is None and group is None:
         return None
     method = next((c.__name__ for c in type(args).__mro__ if is_class_of(c, "trl")), "")
     return ObjectiveFacts(
         method=method.removesuffix("Config").lower(),
         beta=beta,
-        num_generations=int(group) if group is not None else None,
+        num_generations=group,
     )
+
+
+def group_size(args: Any) -> int | None:
+    """Return how many answers to one prompt are compared by their rewards, None where a trainer
+    that generates them (distillation) weighs no reward.
+    """
+    size = _number(getattr(args, "num_generations", None))
+    return int(size) if size is not None and hasattr(args, "reward_weights") else None
 
 
 def schedule_of(args: Any, data: Any, world_size: int = 1) -> ScheduleFacts:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanstop.records.remedies import UNEVEN
 from nanstop.remedies.forms.calls import Call
 from nanstop.rewrite.operations import FILLS
 
@@ -74,13 +75,17 @@ def _given(meant: Callable[[Any], bool], one: Callable[[Any], Any]) -> Form:
     return answer
 
 
-def constants_as(number: float) -> Form:
+def constants_as(number: str) -> Form:
     """Return a form in which a call reads ``number``, and for -Inf its opposite, where a tensor
     that no gradient is asked of is not finite; not one that asks whether it is.
     """
 
     def one(value: Any) -> Any:
-        return value.nan_to_num(number, number, -number) if _may_be_constant(value) else value
+        if not _may_be_constant(value):
+            return value
+        if number == UNEVEN:
+            return torch.where(value.isfinite(), value, uneven(value))
+        return value.nan_to_num(float(number), float(number), -float(number))
 
     changed = _given(_may_be_constant, one)
 
@@ -90,6 +95,12 @@ def constants_as(number: float) -> Form:
         return call.run() if is_asked and at_line() else result
 
     return answer
+
+
+def uneven(like: Tensor) -> Tensor:
+    """Return another number for each place, from -1 to 1, and the same ones each time."""
+    places = torch.arange(like.numel(), device=like.device, dtype=torch.float32)
+    return places.cos().view(like.shape).to(like.dtype)
 
 
 def _may_be_constant(value: Any) -> bool:

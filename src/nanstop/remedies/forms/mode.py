@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
-from nanstop.records.remedies import EVERY, FINITE_NUMBERS, GUARDED, INNERMOST, MASKED, form_of
+from nanstop.records.remedies import (
+    EVERY,
+    FINITE_NUMBERS,
+    GUARDED,
+    INNERMOST,
+    MASKED,
+    UNEVEN,
+    form_of,
+)
 from nanstop.remedies.forms import guarded, held, unwritten, wide
 from nanstop.remedies.forms.calls import Call, line_in
 from nanstop.remedies.forms.comparison import Comparison
@@ -28,6 +36,8 @@ _FORMS: Mapping[str, Callable[[], Form]] = {
     "float32": lambda: wide.answer,
     **dict.fromkeys((GUARDED, EVERY, INNERMOST, MASKED), lambda: guarded.answer),
 }
+
+_PUT_THERE = (*FINITE_NUMBERS, UNEVEN)
 
 
 class LineMode(OwnMode):
@@ -71,8 +81,8 @@ def finite_constant(_view: ModelView, atom: Atom) -> Iterator[None]:
     """Have what the line ``atom.target`` reads of tensors without a gradient, and is not finite, be
     ``atom.value`` inside, or for -Inf its opposite. Raises what ``form`` does.
     """
-    file, line = _line_of(atom)
-    with on_stack(_at(file, line, held.constants_as(float(form_of(atom)[0])))):
+    file, line = _line_of(atom, _PUT_THERE)
+    with on_stack(_at(file, line, held.constants_as(form_of(atom)[0]))):
         yield
 
 
@@ -81,8 +91,8 @@ def memory_fill(_view: ModelView, atom: Atom) -> Iterator[None]:
     """Have the number ``atom.value`` wherever the line ``atom.target`` leaves memory unwritten
     inside. Raises what ``form`` does.
     """
-    file, line = _line_of(atom)
-    with on_stack(_at(file, line, unwritten.filled_with(float(form_of(atom)[0])))):
+    file, line = _line_of(atom, _PUT_THERE)
+    with on_stack(_at(file, line, unwritten.filled_with(form_of(atom)[0]))):
         yield
 
 
@@ -108,10 +118,10 @@ def _in_both(found: Comparison, call: Call, at_line: Callable[[], bool]) -> Any:
     return call.run()
 
 
-def _line_of(atom: Atom) -> tuple[str, int]:
+def _line_of(atom: Atom, known: Iterable[str] = _FORMS) -> tuple[str, int]:
     file, _, number = atom.target.rpartition(":")
-    if form_of(atom)[0] not in _FORMS:
-        raise NanstopError(f"{atom}: unknown form", hint=f"one of: {', '.join(_FORMS)}")
+    if form_of(atom)[0] not in known:
+        raise NanstopError(f"{atom}: unknown form", hint=f"one of: {', '.join(known)}")
     if not file or not number.isdecimal():
         raise NanstopError(f"{atom}: `{atom.target}` is not a line of a file")
     return file, int(number)

@@ -52,9 +52,17 @@ import re
 from collections.abc import Sequence
 
 from nanstop.diagnose.evidence.candidates import without_rows
-from nanstop.diagnose.evidence.reading import failing_batch, raised_message, raised_op, standing
+from nanstop.diagnose.evidence.reading import (
+    WRITTEN,
+    born,
+    failing_batch,
+    foreign_kernel,
+    raised_message,
+    raised_op,
+    standing,
+)
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import BatchFact, Diagnosis, Evidence, RunFacts, TensorStats
+from nanstop.records import BatchFact, Diagnosis, Evidence, RunFacts, TensorStats, op_name
 from nanstop.records.formats import is_float
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.wording import number
@@ -103,6 +111,8 @@ given the axis name it by their first number.
 """
 FROM_THE_END = ("index", "_unsafe_index")
 """Those for which -1 is the last row."""
+UNCHECKED = ("_ctc_loss", "_cudnn_ctc_loss")
+"""Those that read beyond what they look in without a word (torch 2.13)."""
 ALONG = ("gather", "index_select", "scatter", "scatter_add", "index_add", "index_copy")
 
 
@@ -113,7 +123,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if wrong is None:
         wrong = [problem for fact in failing_batch(evidence) if (problem := _problem(fact, facts))]
     raised = _message(evidence)
-    if (not wrong and not raised) or _raised_elsewhere(evidence):
+    if (not wrong and not raised) or _raised_elsewhere(evidence) or _born_elsewhere(evidence):
         return None
     return Diagnosis(
         code="NS502",
@@ -167,6 +177,16 @@ def _raised_elsewhere(evidence: Evidence) -> bool:
     """Return whether the operation that raised is known, and looks nothing up."""
     event = raised_op(evidence)
     return event is not None and event.name not in (*ROWS_AT, *ALONG)
+
+
+def _born_elsewhere(evidence: Evidence) -> bool:
+    """Return whether nothing raised, and an operation of torch that looks nothing up made the bad
+    value itself. What another library's kernel reads beyond its table is not known.
+    """
+    event = born(evidence, WRITTEN)
+    if event is None or raised_message(evidence) or foreign_kernel(event):
+        return False
+    return op_name(event.op) not in (*ROWS_AT, *ALONG, *UNCHECKED)
 
 
 def _lookup(evidence: Evidence) -> tuple[str, float | None]:

@@ -97,7 +97,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the replayed update turned finite parameters into non-finite ones."""
     found = evidence.localization
     if found is None:
-        return _foreseen(evidence)
+        return _foreseen(evidence) or _found_later(evidence)
     if found.key.phase != "optimizer":
         return _found_later(evidence)
     if found.origin == "from_state":

@@ -318,8 +318,10 @@ def _decayed(evidence: Evidence) -> str:
     if not seen or seen[0] * min(usual, 1.0) <= GROWS:
         return ""
     decay = optimizer.weight_decay if optimizer is not None else None
-    of = f" of {decay:g}" if decay else ""
-    return f"the weight decay{of} multiplies every weight by {1.0 - seen[0]:.2g} in each update"
+    factor = 1.0 - seen[0]
+    if not decay:  # an optimizer may scale weights without any
+        return f"each update multiplies every weight by {factor:.2g}, beside its gradient"
+    return f"the weight decay of {decay:g} multiplies every weight by {factor:.2g} in each update"
 
 
 def _lines(

@@ -56,6 +56,9 @@ LOG_SPACE = {
     "return torch.log(torch.cosh(x - y)).mean()": (
         "away = x - y\n    return (away + F.softplus(-2 * away) - 0.6931471805599453).mean()"
     ),
+    "return torch.log(torch.expm1(y + x.abs())).mean()": (
+        "grown = y + x.abs()\n    return (grown + torch.log(-torch.expm1(-grown))).mean()"
+    ),
     "return torch.log(1 - torch.tanh(x).pow(2))": (
         "return 2 * (0.6931471805599453 - x - F.softplus(-2 * x))"
     ),

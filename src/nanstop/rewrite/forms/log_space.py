@@ -128,6 +128,11 @@ def _log_cosh(draft: Draft, found: Operation) -> str:
     return f"{x} + {draft.functional('softplus')}(-2 * {x}) - {math.log(2)!r}"
 
 
+def _log_expm1(draft: Draft, found: Operation) -> str:
+    x = draft.again(found.operand, "grown")
+    return f"{x} + {draft.torch('log')}(-{draft.torch('expm1')}(-{x}))"
+
+
 def _log_sum(draft: Draft, found: Operation) -> str | None:
     """Log of a sum of exponentials, or of probabilities."""
     inner = log_of(draft, found.operand)
@@ -227,6 +232,7 @@ _LOGS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "sigmoid": _log_sigmoid,
     "exp": _log_exp,
     "cosh": _log_cosh,
+    "expm1": _log_expm1,
     "sum": _log_sum,
     "prod": _log_product,
     "mul": _log_of_both("+"),

@@ -24,7 +24,7 @@ def proof_of(model, loss, batches, *candidates, micros=(0,)):
     failing = FailingStep(step=step, micro=micros[0], micros=micros)
     place = localize(step, micros[0])
     assert place is not None
-    return prove_step(failing, place.key, candidates, policy=Policy())
+    return prove_step(failing, place.key, candidates, policy=Policy(), in_float64=place.in_float64)
 
 
 def island(target, value="float32->input"):
@@ -254,3 +254,32 @@ def test_gradients_wait_where_there_is_room(monkeypatch, place, kept):
     assert isinstance(runs.of(0).grads["weight"], OnDevice) == bool(kept)
     assert runs.peak_of(run) == 2**30 - kept * 2**20
     assert runs.peak_of(replace(run, peak_bytes=None)) is None
+
+
+def normalised(x):
+    """Divide by a deviation that is the rounding of the numbers that it is a difference of."""
+    var = x.square().mean(1, keepdim=True) - x.mean(1, keepdim=True).square()
+    return (x - x.mean(1, keepdim=True)) / torch.sqrt(var + 1e-6)
+
+
+class Normalised(nn.Linear):
+    def forward(self, x):
+        return super().forward(normalised(x))
+
+
+@pytest.mark.parametrize("is_within", [True, False])
+def test_a_clamp_of_what_only_rounding_took_below_0_is_not_proven(is_within):
+    """Rows that do not fail are as far from float64 as those that do: they are no measure."""
+
+    def loss(net, batch):
+        given = batch["x"] if is_within else normalised(batch["x"])
+        return (net(given).squeeze(1) - batch["y"]).square().mean()
+
+    torch.manual_seed(0)
+    batch = {"x": 0.05 * torch.randn(16, 8) + 3000.0, "y": torch.randn(16)}
+    net = (Normalised if is_within else nn.Linear)(8, 1)
+    code = normalised.__code__
+    line = f"{code.co_filename}:{code.co_firstlineno + 3}"
+    proof = proof_of(net, loss, [batch], (Atom(remedy="form", target=line, value="guarded"),))
+    assert proof.verdict == "plausible", proof.reference
+    assert proof.reference.fails_in == (() if is_within else ("float32",))

@@ -176,7 +176,7 @@ def of_features(net, batch):
 
 @pytest.mark.parametrize(
     ("loss", "unchanged"),
-    [(of_opposites, None), (of_logarithms, None), (of_features, None), (of_some, True)],
+    [(of_opposites, None), (of_logarithms, None), (of_features, False), (of_some, True)],
 )
 def test_a_function_that_has_no_value_for_much_of_what_it_is_given_is_no_witness(loss, unchanged):
     torch.manual_seed(0)
@@ -184,6 +184,46 @@ def test_a_function_that_has_no_value_for_much_of_what_it_is_given_is_no_witness
     key = FailureKey(kind="nan", phase="forward", op="aten.log.default", module="")
     code = loss.__code__
     target = f"{code.co_filename}:{code.co_firstlineno + 1}"
+    trials = Trials(FailingStep(step=step, micro=0, micros=(0,)), key)
+    found = trials.trial((Atom(remedy="form", target=target, value="guarded"),))
+    assert found.outcome == "pass"
+    assert found.rows_unchanged is unchanged
+
+
+def of_pulled(net, batch):
+    share = torch.clamp(net(batch["x"]).sigmoid() / batch["mu"], max=1.0)
+    return (share * batch["x"]).mean()
+
+
+def of_targets(net, batch):
+    width = torch.log(batch["mu"])
+    return (net(batch["x"]) - width).abs().mean()
+
+
+def of_weighed(net, batch):
+    width = torch.log(batch["mu"]) * (batch["mu"] > 0.0)
+    return (net(batch["x"]) - width).abs().mean()
+
+
+def of_variance(net, batch):
+    x = net(batch["x"]) + 3000.0
+    var = x.square().mean(1, keepdim=True) - x.mean(1, keepdim=True).square()
+    return ((x - 3000.0) / (var + 1e-6).sqrt()).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "line", "unchanged"),
+    [(of_pulled, 1, False), (of_targets, 1, False), (of_weighed, 1, True), (of_variance, 3, False)],
+)
+def test_a_guard_leaves_the_loss_that_a_step_has_and_makes_up_no_target(loss, line, unchanged):
+    """Clamped shares of 1 that become 0, a target of -87, a deviation that is all rounding."""
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(16, 1 if loss is of_pulled else 4), "mu": torch.rand(16, 1) + 0.1}
+    batch["mu"][3] = 0.0
+    step = FnStep(nn.Linear(batch["x"].shape[1], 1 if loss is of_pulled else 4), loss, [batch])
+    phase = "backward" if loss is of_pulled else "forward"
+    key = FailureKey(kind="nan", phase=phase, op="aten.log.default", module="")
+    target = f"{loss.__code__.co_filename}:{loss.__code__.co_firstlineno + line}"
     trials = Trials(FailingStep(step=step, micro=0, micros=(0,)), key)
     found = trials.trial((Atom(remedy="form", target=target, value="guarded"),))
     assert found.outcome == "pass"

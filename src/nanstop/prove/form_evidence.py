@@ -5,16 +5,17 @@ can be typed for it does the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
-from nanstop.prove.agreement import SAME, agree
+from nanstop.prove.agreement import SAME, agree, loss_gap
 from nanstop.prove.exact import ExactRuns, Gaps, gaps_between
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom, Localization, op_kind
-from nanstop.records.remedies import FARTHER, FINITE, GUARDED, NUMBERED, form_of
+from nanstop.records.remedies import FARTHER, FINITE, GUARDED, NUMBERED, OTHERWISE, form_of
 from nanstop.remedies.apply import applied
 from nanstop.remedies.forms.mode import compared
 from nanstop.remedies.forms.typed import Typed, typed
@@ -85,6 +86,26 @@ def bends(exact: ExactRuns, micro: int, formed: Attempt, rest: Attempt, share: f
     own, *without = (gaps_between(run, exact.of(micro)) for run in runs)
     known = [gaps[2] for gaps in without if gaps is not None]
     return own is not None and bool(known) and own[2] > _FARTHER * max(min(known), SAME)
+
+
+def moves_loss(
+    failing: FailingStep, exact: ExactRuns, atoms: tuple[Atom, ...], run: Attempt
+) -> bool:
+    """Return whether guards, under which a micro-batch ends as ``run``, give it another loss than
+    it has: than its own where only the backward fails, than the exact one, or than another number
+    does where data alone has no value.
+    """
+    guards = tuple(atom for atom in atoms if atom.remedy == "form")
+    if not guards or run.loss is None:
+        return False
+    own = exact.attempt(failing.micro, under=nullcontext)
+    true = exact.of(failing.micro)
+    known = [own.loss, None if true.failed else true.loss]
+    if any(loss_gap(run.loss, loss) > _NEAR for loss in known if loss and math.isfinite(loss)):
+        return True
+    others = tuple(replace(a, value=OTHERWISE) if a in guards else a for a in atoms)
+    under = partial(applied, failing.step.view, others)
+    return not agree(run, exact.attempt(failing.micro, under=under))
 
 
 def is_any_number(

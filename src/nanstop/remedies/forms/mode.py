@@ -9,7 +9,15 @@ from typing import Any
 
 from nanstop.errors import NanstopError
 from nanstop.records import Atom
-from nanstop.records.remedies import EVERY, FINITE_NUMBERS, GUARDED, INNERMOST, MASKED, form_of
+from nanstop.records.remedies import (
+    EVERY,
+    FINITE_NUMBERS,
+    GUARDED,
+    INNERMOST,
+    MASKED,
+    OTHERWISE,
+    form_of,
+)
 from nanstop.remedies.forms import guarded, held, unwritten, wide
 from nanstop.remedies.forms.calls import Call, line_in
 from nanstop.remedies.forms.comparison import Comparison
@@ -27,6 +35,7 @@ _FORMS: Mapping[str, Callable[[], Form]] = {
     **{number: partial(held.finite_of, float(number)) for number in FINITE_NUMBERS},
     "float32": lambda: wide.answer,
     **dict.fromkeys((GUARDED, EVERY, INNERMOST, MASKED), lambda: guarded.answer),
+    OTHERWISE: lambda: guarded.otherwise,
 }
 
 

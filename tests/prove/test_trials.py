@@ -228,3 +228,22 @@ def test_a_guard_leaves_the_loss_that_a_step_has_and_makes_up_no_target(loss, li
     found = trials.trial((Atom(remedy="form", target=target, value="guarded"),))
     assert found.outcome == "pass"
     assert found.rows_unchanged is unchanged
+
+
+def of_floored(net, batch):
+    p = (net(batch["x"]) * batch["mu"]).square()
+    return -torch.log(p).clamp(min=-100.0).mean()
+
+
+@pytest.mark.parametrize(("loss", "line"), [(of_pulled, 1), (of_floored, 2)])
+def test_a_value_that_a_loss_bounds_stays_where_its_derivative_is_taken_away(loss, line):
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(16, 1), "mu": torch.rand(16, 1) + 0.1}
+    batch["mu"][3] = 0.0
+    step = FnStep(nn.Linear(1, 1), loss, [batch])
+    key = FailureKey(kind="nan", phase="backward", op="aten.div.Tensor", module="")
+    target = f"{loss.__code__.co_filename}:{loss.__code__.co_firstlineno + line}"
+    trials = Trials(FailingStep(step=step, micro=0, micros=(0,)), key)
+    found = trials.trial((Atom(remedy="form", target=target, value="kept"),))
+    assert (found.outcome, found.rows_unchanged) == ("pass", True)
+    assert found.loss == pytest.approx(float(loss(step.view.root, batch).detach()))

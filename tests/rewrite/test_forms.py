@@ -279,6 +279,12 @@ def test_a_statement_over_several_lines():
         assert "    * torch.log_softmax(x, -1)\n    ).sum()" in rewritten(text, line)
 
 
+def test_a_quotient_that_stays_infinite_is_by_the_smallest_number():
+    text = body("return torch.clamp(x / y, max=1.0).sum()")
+    kept = rewritten(text, "return", "form", "div", value="kept")
+    assert "torch.clamp(x / y.clamp(min=torch.finfo(y.dtype).tiny), max=1.0)" in kept
+
+
 def test_a_quotient_that_is_infinite_is_left_out_and_one_of_zeros_is_divided_by_one():
     text = body("return (x / y).sum()")
     assert "x / y.masked_fill(y == 0, 1)" in rewritten(text, "return", "form", "div")

@@ -15,7 +15,7 @@ from nanstop.prove.agreement import SAME, agree, loss_gap
 from nanstop.prove.exact import ExactRuns, Gaps, gaps_between
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom, Localization, op_kind
-from nanstop.records.remedies import FARTHER, FINITE, GUARDED, NUMBERED, OTHERWISE, form_of
+from nanstop.records.remedies import FARTHER, FINITE, GUARDED, KEPT, NUMBERED, OTHERWISE, form_of
 from nanstop.remedies.apply import applied
 from nanstop.remedies.forms.mode import compared
 from nanstop.remedies.forms.typed import Typed, typed
@@ -103,7 +103,8 @@ def moves_loss(
     known = [own.loss, None if true.failed else true.loss]
     if any(loss_gap(run.loss, loss) > _NEAR for loss in known if loss and math.isfinite(loss)):
         return True
-    others = tuple(replace(a, value=OTHERWISE) if a in guards else a for a in atoms)
+    making = [guard for guard in guards if form_of(guard)[0] != KEPT]
+    others = tuple(replace(atom, value=OTHERWISE) if atom in making else atom for atom in atoms)
     under = partial(applied, failing.step.view, others)
     return not agree(run, exact.attempt(failing.micro, under=under))
 

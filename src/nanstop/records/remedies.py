@@ -155,6 +155,9 @@ may fail."""
 INNERMOST = "innermost"
 """A guarded form that is typed where no other operation of its kind stands within: which of several
 fails is not known."""
+KEPT = "kept"
+"""A guarded form that takes away nothing but a derivative: what is infinite stays so, as a clamp
+behind it may bound that."""
 OTHERWISE = "otherwise"
 """A guarded form that makes another number of what no weight has a part in and has no value: a cure
 under which that matters makes up what a model learns from."""

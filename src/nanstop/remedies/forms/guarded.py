@@ -33,6 +33,16 @@ def answer(call: Call, at_line: Callable[[], bool]) -> Any:
     return call.run() if found is None else found
 
 
+def kept(call: Call, at_line: Callable[[], bool]) -> Any:
+    """Return what a call returns, with the derivatives of ``answer``: 0 where it has no value."""
+    found = answer(call, at_line)
+    if not isinstance(found, Tensor) or not is_guarded(call) or not at_line():
+        return found
+    with no_choices():
+        own = call.run().detach()
+        return torch.where(own.isfinite(), found, own)
+
+
 def otherwise(call: Call, at_line: Callable[[], bool]) -> Any:
     """Return what ``answer`` does, but another number where that makes one of data alone."""
     guard = _OTHERWISE.get(call.name)

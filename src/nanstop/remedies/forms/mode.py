@@ -14,6 +14,7 @@ from nanstop.records.remedies import (
     FINITE_NUMBERS,
     GUARDED,
     INNERMOST,
+    KEPT,
     MASKED,
     OTHERWISE,
     form_of,
@@ -35,6 +36,7 @@ _FORMS: Mapping[str, Callable[[], Form]] = {
     **{number: partial(held.finite_of, float(number)) for number in FINITE_NUMBERS},
     "float32": lambda: wide.answer,
     **dict.fromkeys((GUARDED, EVERY, INNERMOST, MASKED), lambda: guarded.answer),
+    KEPT: lambda: guarded.kept,
     OTHERWISE: lambda: guarded.otherwise,
 }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, product
 
 from nanstop.records import Atom, OpEvent, Proof
-from nanstop.records.remedies import EVERY, FORMS, GUARDED, INNERMOST, MASKED, form_of
+from nanstop.records.remedies import EVERY, FORMS, GUARDED, INNERMOST, KEPT, MASKED, form_of
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.forms.guarded import rewrite_guarded, rewrite_held
@@ -130,6 +130,7 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
         draft = Draft(source, place, dtype=_format(event), counted=_divides_by_count(event))
         draft.by_number = event is not None and event.name == "div" and event.divisor is None
         draft.masked, draft.innermost = atom.value == MASKED, atom.value == INNERMOST
+        draft.kept = form_of(atom)[0] == KEPT
         draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
         try:
             op = "" if atom.value == EVERY else _name(event) or form_of(atom)[1]

@@ -15,7 +15,16 @@ from nanstop.prove.agreement import SAME, agree, loss_gap
 from nanstop.prove.exact import ExactRuns, Gaps, gaps_between
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom, Localization, op_kind
-from nanstop.records.remedies import FARTHER, FINITE, GUARDED, KEPT, NUMBERED, OTHERWISE, form_of
+from nanstop.records.remedies import (
+    FAR,
+    FARTHER,
+    FINITE,
+    GUARDED,
+    KEPT,
+    NUMBERED,
+    OTHERWISE,
+    form_of,
+)
 from nanstop.remedies.apply import applied
 from nanstop.remedies.forms.mode import compared
 from nanstop.remedies.forms.typed import Typed, typed
@@ -93,7 +102,7 @@ def moves_loss(
 ) -> bool:
     """Return whether guards, under which a micro-batch ends as ``run``, give it another loss than
     it has: than its own where only the backward fails, than the exact one, or than another number
-    does where data alone has no value.
+    does, where data alone has no value, or where they keep an infinity.
     """
     guards = tuple(atom for atom in atoms if atom.remedy == "form")
     if not guards or run.loss is None:
@@ -103,8 +112,8 @@ def moves_loss(
     known = [own.loss, None if true.failed else true.loss]
     if any(loss_gap(run.loss, loss) > _NEAR for loss in known if loss and math.isfinite(loss)):
         return True
-    making = [guard for guard in guards if form_of(guard)[0] != KEPT]
-    others = tuple(replace(atom, value=OTHERWISE) if atom in making else atom for atom in atoms)
+    other = {guard: FAR if form_of(guard)[0] == KEPT else OTHERWISE for guard in guards}
+    others = tuple(replace(a, value=other[a]) if a in other else a for a in atoms)
     under = partial(applied, failing.step.view, others)
     return not agree(run, exact.attempt(failing.micro, under=under))
 

@@ -158,6 +158,9 @@ fails is not known."""
 KEPT = "kept"
 """A guarded form that takes away nothing but a derivative: what is infinite stays so, as a clamp
 behind it may bound that."""
+FAR = "far"
+"""A kept form with a number that is far off in the place of what is infinite: what a clamp bounds
+does not tell these apart."""
 OTHERWISE = "otherwise"
 """A guarded form that makes another number of what no weight has a part in and has no value: a cure
 under which that matters makes up what a model learns from."""

@@ -33,14 +33,17 @@ def answer(call: Call, at_line: Callable[[], bool]) -> Any:
     return call.run() if found is None else found
 
 
-def kept(call: Call, at_line: Callable[[], bool]) -> Any:
-    """Return what a call returns, with the derivatives of ``answer``: 0 where it has no value."""
+def kept(call: Call, at_line: Callable[[], bool], *, is_far: bool = False) -> Any:
+    """Return what a call returns, with the derivatives of ``answer``: 0 where it has no value.
+    ``is_far``: with a number that is far off for what is infinite.
+    """
     found = answer(call, at_line)
     if not isinstance(found, Tensor) or not is_guarded(call) or not at_line():
         return found
     with no_choices():
         own = call.run().detach()
-        return torch.where(own.isfinite(), found, own)
+        far = math.sqrt(torch.finfo(own.dtype).max)
+        return torch.where(own.isfinite(), found, own.clamp(-far, far) if is_far else own)
 
 
 def otherwise(call: Call, at_line: Callable[[], bool]) -> Any:

@@ -11,6 +11,7 @@ from nanstop.errors import NanstopError
 from nanstop.records import Atom
 from nanstop.records.remedies import (
     EVERY,
+    FAR,
     FINITE_NUMBERS,
     GUARDED,
     INNERMOST,
@@ -37,6 +38,7 @@ _FORMS: Mapping[str, Callable[[], Form]] = {
     "float32": lambda: wide.answer,
     **dict.fromkeys((GUARDED, EVERY, INNERMOST, MASKED), lambda: guarded.answer),
     KEPT: lambda: guarded.kept,
+    FAR: lambda: partial(guarded.kept, is_far=True),
     OTHERWISE: lambda: guarded.otherwise,
 }
 

@@ -76,6 +76,7 @@ def forms_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
     stable form is made of may come from another function.
     """
     sets = [one.atoms for one in proof.alternatives] if proof is not None else []
+    sets = [] if form_of(atom)[0] == KEPT else sets  # others give the loss another value
     alone = (one[0] for one in sets if len(one) == 1)
     return (atom, *(one for one in alone if _is_form(one) and one.target == atom.target))
 
@@ -85,7 +86,7 @@ def ways_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
     operation of the line where one is known to fail, of one within another, or element by element.
     """
     forms = forms_at(proof, atom)
-    guards = [one for one in forms if one.remedy == "form"]
+    guards = [one for one in forms if one.remedy == "form" and form_of(one)[0] != KEPT]
     whole = (replace(one, value=GUARDED) for one in guards if form_of(one)[1])
     inner = (replace(one, value=INNERMOST) for one in guards)
     masked = (replace(one, value=MASKED) for one in guards)

@@ -59,6 +59,10 @@ LOG_SPACE = {
     "return torch.log(torch.expm1(y + x.abs())).mean()": (
         "grown = y + x.abs()\n    return (grown + torch.log(-torch.expm1(-grown))).mean()"
     ),
+    "return torch.log(torch.exp(x) + torch.exp(y)).sum()": ("return torch.logaddexp(x, y).sum()"),
+    "return (torch.exp(x) / (torch.exp(y) + torch.exp(x))).sum()": (
+        "return (torch.sigmoid(x - y)).sum()"
+    ),
     "return torch.log(1 - torch.tanh(x).pow(2))": (
         "return 2 * (0.6931471805599453 - x - F.softplus(-2 * x))"
     ),

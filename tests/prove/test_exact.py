@@ -283,3 +283,20 @@ def test_a_clamp_of_what_only_rounding_took_below_0_is_not_proven(is_within):
     proof = proof_of(net, loss, [batch], (Atom(remedy="form", target=line, value="guarded"),))
     assert proof.verdict == "plausible", proof.reference
     assert proof.reference.fails_in == (() if is_within else ("float32",))
+
+
+def test_what_fails_behind_the_first_cause_is_named():
+    def loss(net, batch):
+        error = net(batch["x"]).square().mean(1)
+        return error.mean() + (error * batch["m"]).sum() / batch["m"].sum()
+
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(4, 8), "m": torch.zeros(4)}
+    batch["x"][1, 2] = torch.nan
+    first, line = __file__, loss.__code__.co_firstlineno + 1
+    zeros = (Atom(remedy="finite_constant", target=f"{first}:{line}", value="0:x"),)
+    proof = proof_of(nn.Linear(8, 4), loss, [batch], zeros)
+    assert proof.verdict == "none_found"
+    assert proof.next_experiment == (
+        f"once what fails first is gone, `div` at test_exact.py:{line + 1} fails; float64 fails too"
+    )

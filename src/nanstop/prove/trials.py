@@ -45,6 +45,7 @@ from nanstop.records import (
     Outcome,
     Reference,
     Trial,
+    op_name,
 )
 from nanstop.records.formats import EPSILON
 from nanstop.records.remedies import NUMBERED, are_forms, are_guards
@@ -229,7 +230,7 @@ class Trials:
             rows_unchanged=self._rows_unchanged(atoms, micro, run) if judged else None,
             seconds=run.seconds,
             peak_bytes=self._exact.peak_of(run),
-            message=_said(run),
+            message=_said(run, self._places.get(frozenset(atoms))),
         )
 
     def extend(self, trial: Trial) -> tuple[Atom, ...] | None:
@@ -285,9 +286,8 @@ class Trials:
         return tuple(micro for micro in places if micro not in self._failing.micros)
 
     def _without_bad_rows(self, micro: int) -> Batch:
-        batch = self._failing.step.batches[micro]
-        bad = set(range(num_samples(batch) or 0)) - set(self._healthy_rows or ())
-        return without(batch, tuple(bad))
+        batch, healthy = self._failing.step.batches[micro], self._healthy_rows or ()
+        return without(batch, tuple(set(range(num_samples(batch) or 0)) - set(healthy)))
 
     def _key_of(
         self, atoms: tuple[Atom, ...], micro: int, run: Attempt, *, anew: bool
@@ -328,9 +328,8 @@ class Trials:
         is_judged = passes and not (by_rows and self._exact.dtype is torch.float64)
         if is_judged or micro != self._failing.micro:
             return None
-        if are_guards(atoms) and self._has_value and not passes:
-            return False
-        if moves_loss(self._failing, self._exact, atoms, run):
+        is_unjudged = are_guards(atoms) and self._has_value and not passes
+        if is_unjudged or moves_loss(self._failing, self._exact, atoms, run):
             return False
         if self._failing.update:
             return agree(self._exact.attempt(micro, without_update=True, under=nullcontext), run)
@@ -389,10 +388,13 @@ def _has(atoms: tuple[Atom, ...], remedy: str) -> bool:
     return any(atom.remedy == remedy for atom in atoms)
 
 
-def _said(run: Attempt) -> str:
+def _said(run: Attempt, place: Localization | None) -> str:
     first_line, _, _ = str(run.error).partition("\n")
     if run.error is not None:
         return f"{type(run.error).__name__}: {first_line}"
+    event = place.first_bad if place is not None and run.failed else None
+    if event is not None and event.source is not None:
+        return f"`{op_name(event.op)}` at {event.source.short}"
     if run.strayed and not run.failed:
         return f"draws other numbers from {run.strayed} on: compared without dropout"
     return ""

@@ -27,6 +27,7 @@ def proof_in_brackets(proof: Proof) -> str:
     if removed:
         clauses[0] += f", without {part} {_share(removed, passed=False)} fail"
     clauses.append(_nearness(proof))
+    clauses.append(proof.next_experiment if proof.verdict == "plausible" else "")
     clauses.append(_short_of_memory(proof))
     clauses.append("changes training" if proof.safety == "changes_training" else "")
     clauses.append(proof.cost)

@@ -255,3 +255,32 @@ def test_what_a_loss_bounds_stays_where_its_derivative_is_taken_away(loss, line,
     found = trials.trial((Atom(remedy="form", target=target, value="kept"),))
     assert (found.outcome, found.rows_unchanged) == ("pass", unchanged)
     assert found.loss == pytest.approx(float(loss(step.view.root, batch).detach()))
+
+
+def of_two_causes(net, batch):
+    p = torch.softmax(net(batch["x"]), -1)
+    entropy = (p * torch.log(p)).sum(-1)
+    root = (net(batch["x"]) * batch["mu"]).square().sum(-1).sqrt()
+    return entropy.mean() + root.mean()
+
+
+def test_behind_a_line_in_log_space_another_may_want_a_guard():
+    """A probability that rounds to 0, and a distance of 0, each in a row of its own."""
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(16, 4), "mu": torch.ones(16, 1)}
+    batch["x"][5] *= 3000.0
+    batch["mu"][3] = 0.0
+    step = FnStep(nn.Linear(4, 4), of_two_causes, [batch])
+    key = FailureKey(kind="nan", phase="forward", op="aten.log.default", module="")
+    code = of_two_causes.__code__
+    first, second = (f"{code.co_filename}:{code.co_firstlineno + n}" for n in (2, 3))
+    trials = Trials(FailingStep(step=step, micro=0, micros=(0,)), key)
+    held = (Atom(remedy="stable_form", target=first, value="log_space"),)
+    found = trials.trial(held)
+    while found.outcome != "pass" and held is not None:
+        held = trials.extend(found)
+        found = trials.trial(held) if held is not None else found
+    assert found.outcome == "pass"
+    guard = Atom(remedy="form", target=second, value="guarded:sqrt")
+    assert (found.atoms[0].remedy, *found.atoms[1:]) == ("stable_form", guard)
+    assert found.rows_unchanged is True

@@ -54,19 +54,21 @@ WHICH_NUMBER = "another finite number gives another loss"
 def next_form(held: tuple[Atom, ...], place: Localization | None) -> tuple[Atom, ...] | None:
     """Return the forms with that of the line where the step fails under them, or of a line that was
     only guarded with its form in log space: the derivative of a logarithm next to 0 has no guard.
-    None where there is no other, or they are many.
+    One behind others that has none in log space is guarded. None where there is no other, or they
+    are many.
     """
     event = place.first_bad if place is not None else None
     if event is None or event.source is None or len(held) >= _MOST_LINES:
         return None
     target = f"{event.source.file}:{event.source.line}"
+    guarded = f"{GUARDED}:{op_kind(event.forward_op or event.op)}"
     here = [atom.remedy for atom in held if atom.target == target]
+    if here == ["stable_form"] and len(held) > 1:
+        return (*held[:-1], Atom(remedy="form", target=target, value=guarded))
     if here:
         stable = Atom(remedy="stable_form", target=target, value="log_space")
         return (*held, stable) if here == ["form"] else None
-    value = held[0].value
-    if form_of(held[0])[0] == GUARDED:
-        value = f"{GUARDED}:{op_kind(event.forward_op or event.op)}"
+    value = guarded if form_of(held[0])[0] == GUARDED else held[0].value
     return (*held, replace(held[0], target=target, value=value))
 
 

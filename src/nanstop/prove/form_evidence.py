@@ -63,8 +63,9 @@ def next_form(held: tuple[Atom, ...], place: Localization | None) -> tuple[Atom,
     target = f"{event.source.file}:{event.source.line}"
     guarded = f"{GUARDED}:{op_kind(event.forward_op or event.op)}"
     here = [atom.remedy for atom in held if atom.target == target]
-    if here == ["stable_form"] and len(held) > 1:
-        return (*held[:-1], Atom(remedy="form", target=target, value=guarded))
+    others = tuple(atom for atom in held if atom.target != target)
+    if here == ["stable_form"]:
+        return (*others, Atom(remedy="form", target=target, value=guarded)) if others else None
     if here:
         stable = Atom(remedy="stable_form", target=target, value="log_space")
         return (*held, stable) if here == ["form"] else None

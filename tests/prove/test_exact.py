@@ -300,3 +300,22 @@ def test_what_fails_behind_the_first_cause_is_named():
     assert proof.next_experiment == (
         f"once what fails first is gone, `div` at test_exact.py:{line + 1} fails; float64 fails too"
     )
+
+
+def test_a_clamp_is_proven_where_the_loss_in_float64_is_the_same():
+    """In float64 nothing is left of a difference but 0, whose root has no derivative."""
+
+    def loss(net, batch):
+        out = net(batch["x"])
+        spread = torch.sqrt(out.square().mean(1) - out.mean(1).square())
+        return (spread - batch["y"]).square().mean()
+
+    torch.manual_seed(1)
+    batch = {"x": torch.randn(12, 10, 6), "y": torch.rand(12, 4)}
+    batch["x"][4] = batch["x"][4, :1]
+    code = loss.__code__
+    line = f"{code.co_filename}:{code.co_firstlineno + 2}"
+    proof = proof_of(
+        nn.Linear(6, 4), loss, [batch], (Atom(remedy="form", target=line, value="guarded"),)
+    )
+    assert (proof.verdict, proof.reference.fails_in) == ("proven", ("float32", "float64"))

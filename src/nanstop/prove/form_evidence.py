@@ -112,7 +112,7 @@ def moves_loss(
         return False
     own = exact.attempt(failing.micro, under=nullcontext)
     true = exact.of(failing.micro)
-    known = [own.loss, None if true.failed else true.loss]
+    known = [own.loss, exact.loss_in_float64 if true.failed else true.loss]
     if any(loss_gap(run.loss, loss) > _NEAR for loss in known if loss and math.isfinite(loss)):
         return True
     other = {guard: FAR if form_of(guard)[0] == KEPT else OTHERWISE for guard in guards}

@@ -88,10 +88,10 @@ class Trials:
     ) -> None:
         self._failing = failing
         self._wider: Finiteness = wider
-        self._has_value = in_float64 == "finite"
         self._key = key
         self._ladder = Ladder(failing, key.module)
-        self._exact = ExactRuns(failing, self._ladder, key.op or "")
+        has_value = in_float64 == "finite"
+        self._exact = ExactRuns(failing, self._ladder, key.op or "", has_value=has_value)
         self._places: dict[frozenset[Atom], Localization] = {}
 
     def reference(self) -> Reference:
@@ -123,7 +123,7 @@ class Trials:
             num_draws=num_draws,
             num_choices=num_choices,
             still_in=self._exact.still_in(),
-            fails_in=self._exact.fails_in()[: 1 if self._has_value else None],
+            fails_in=self._exact.fails_in(),
         )
 
     def _reference_run(self) -> Attempt:
@@ -328,7 +328,7 @@ class Trials:
         is_judged = passes and not (by_rows and self._exact.dtype is torch.float64)
         if is_judged or micro != self._failing.micro:
             return None
-        is_unjudged = are_guards(atoms) and self._has_value and not passes
+        is_unjudged = are_guards(atoms) and self._exact.misses_value
         if is_unjudged or moves_loss(self._failing, self._exact, atoms, run):
             return False
         if self._failing.update:

@@ -319,3 +319,19 @@ def test_a_clamp_is_proven_where_the_loss_in_float64_is_the_same():
         nn.Linear(6, 4), loss, [batch], (Atom(remedy="form", target=line, value="guarded"),)
     )
     assert (proof.verdict, proof.reference.fails_in) == ("proven", ("float32", "float64"))
+
+
+def test_an_eps_that_is_0_in_float16_has_a_proven_guard():
+    def loss(net, batch):
+        low, high = batch["t"].amin(-1, keepdim=True), batch["t"].amax(-1, keepdim=True)
+        scaled = (batch["t"] - low) / (high - low + 1e-8)
+        return (net(batch["x"]).sigmoid() - scaled.float()).square().mean()
+
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(8, 6), "t": torch.rand(8, 4).half()}
+    batch["t"][2] = 0.5
+    line = f"{loss.__code__.co_filename}:{loss.__code__.co_firstlineno + 2}"
+    proof = proof_of(
+        nn.Linear(6, 4), loss, [batch], (Atom(remedy="form", target=line, value="guarded"),)
+    )
+    assert proof.verdict == "proven", proof.next_experiment

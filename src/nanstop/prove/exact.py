@@ -143,10 +143,12 @@ class ExactRuns:
     @property
     def misses_value(self) -> bool:
         """Whether float64 has a value that no run came to, for tensors of the script's own are
-        narrower.
+        float32. Of half formats it may be an eps that is 0 in them, and a guard as good as that.
         """
-        is_missed = self._has_value and self.loss_in_float64 is None
-        return is_missed and self.of(self._failing.micro).failed
+        if not self._has_value or self.loss_in_float64 is not None:
+            return False
+        is_failed = self.of(self._failing.micro).failed
+        return is_failed and self.coarsest_eps() <= torch.finfo(torch.float32).eps
 
     def still_in(self) -> str:
         """Return the half format that the float32 run of the failing micro-batch has ops in, which

@@ -11,6 +11,7 @@ from diagnose.evidence import (
     localization,
     series,
     state_row,
+    stats,
 )
 from diagnose.test_checks import COUNT, NO_TOKEN, NONE_KEPT, NORMS, TOO_LONG
 from nanstop.diagnose.catalogue import CATALOGUE
@@ -188,6 +189,14 @@ def test_state_explains_the_update_that_it_broke():
 def test_a_climb_explains_the_overflow_that_it_ends_in(first_bad):
     found = localization(first_bad)
     assert codes(training.climbing(training.LOSSES, training.GRADIENT_NORMS, found)) == ["NS404"]
+
+
+def test_a_climb_explains_an_exponential_that_no_format_holds():
+    """That of 4e5 is beyond float64 as well: it was no function without a value."""
+    read = (stats("float32", absmax=4e5),)
+    first_bad = event(op="aten.exp.default", dtype="float32", wider="nonfinite", inputs=read)
+    given = training.climbing(training.LOSSES, training.GRADIENT_NORMS, localization(first_bad))
+    assert codes(given) == ["NS207", "NS404"]
 
 
 def test_a_climb_that_left_a_dead_model_is_told_by_its_peak():

@@ -139,11 +139,12 @@ def test_a_guard_does_not_take_the_place_of_digits_that_rounding_took():
     assert incident.proof.reference.dtype == "float64"
     assert incident.proof.verdict != "proven"
     assert "computed in float64, with all before it, it is finite" in render(incident)
+    assert incident.diagnoses[0].usual_cure.startswith("Let nothing cancel before it")
 
 
 def of_a_mixture(v, b):
     z = v / b["z"]
-    log = -0.5 * z * z - b["z"].abs().log()
+    log = -0.5 * z * z - (b["z"] * v.exp()).abs().log()
     return -log.logsumexp(-1).mean()
 
 

@@ -24,7 +24,7 @@ def proof_of(model, loss, batches, *candidates, micros=(0,)):
     failing = FailingStep(step=step, micro=micros[0], micros=micros)
     place = localize(step, micros[0])
     assert place is not None
-    return prove_step(failing, place.key, candidates, policy=Policy())
+    return prove_step(failing, place.key, candidates, policy=Policy(), in_float64=place.in_float64)
 
 
 def island(target, value="float32->input"):
@@ -254,3 +254,84 @@ def test_gradients_wait_where_there_is_room(monkeypatch, place, kept):
     assert isinstance(runs.of(0).grads["weight"], OnDevice) == bool(kept)
     assert runs.peak_of(run) == 2**30 - kept * 2**20
     assert runs.peak_of(replace(run, peak_bytes=None)) is None
+
+
+def normalised(x):
+    """Divide by a deviation that is the rounding of the numbers that it is a difference of."""
+    var = x.square().mean(1, keepdim=True) - x.mean(1, keepdim=True).square()
+    return (x - x.mean(1, keepdim=True)) / torch.sqrt(var + 1e-6)
+
+
+class Normalised(nn.Linear):
+    def forward(self, x):
+        return super().forward(normalised(x))
+
+
+@pytest.mark.parametrize("is_within", [True, False])
+def test_a_clamp_of_what_only_rounding_took_below_0_is_not_proven(is_within):
+    """Rows that do not fail are as far from float64 as those that do: they are no measure."""
+
+    def loss(net, batch):
+        given = batch["x"] if is_within else normalised(batch["x"])
+        return (net(given).squeeze(1) - batch["y"]).square().mean()
+
+    torch.manual_seed(0)
+    batch = {"x": 0.05 * torch.randn(16, 8) + 3000.0, "y": torch.randn(16)}
+    net = (Normalised if is_within else nn.Linear)(8, 1)
+    code = normalised.__code__
+    line = f"{code.co_filename}:{code.co_firstlineno + 3}"
+    proof = proof_of(net, loss, [batch], (Atom(remedy="form", target=line, value="guarded"),))
+    assert proof.verdict == "plausible", proof.reference
+    assert proof.reference.fails_in == (() if is_within else ("float32",))
+
+
+def test_what_fails_behind_the_first_cause_is_named():
+    def loss(net, batch):
+        error = net(batch["x"]).square().mean(1)
+        return error.mean() + (error * batch["m"]).sum() / batch["m"].sum()
+
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(4, 8), "m": torch.zeros(4)}
+    batch["x"][1, 2] = torch.nan
+    first, line = __file__, loss.__code__.co_firstlineno + 1
+    zeros = (Atom(remedy="finite_constant", target=f"{first}:{line}", value="0:x"),)
+    proof = proof_of(nn.Linear(8, 4), loss, [batch], zeros)
+    assert proof.verdict == "none_found"
+    assert proof.next_experiment == (
+        f"once what fails first is gone, `div` at test_exact.py:{line + 1} fails; float64 fails too"
+    )
+
+
+def test_a_clamp_is_proven_where_the_loss_in_float64_is_the_same():
+    """In float64 nothing is left of a difference but 0, whose root has no derivative."""
+
+    def loss(net, batch):
+        out = net(batch["x"])
+        spread = torch.sqrt(out.square().mean(1) - out.mean(1).square())
+        return (spread - batch["y"]).square().mean()
+
+    torch.manual_seed(1)
+    batch = {"x": torch.randn(12, 10, 6), "y": torch.rand(12, 4)}
+    batch["x"][4] = batch["x"][4, :1]
+    code = loss.__code__
+    line = f"{code.co_filename}:{code.co_firstlineno + 2}"
+    proof = proof_of(
+        nn.Linear(6, 4), loss, [batch], (Atom(remedy="form", target=line, value="guarded"),)
+    )
+    assert (proof.verdict, proof.reference.fails_in) == ("proven", ("float32", "float64"))
+
+
+def test_an_eps_that_is_0_in_float16_has_a_proven_guard():
+    def loss(net, batch):
+        low, high = batch["t"].amin(-1, keepdim=True), batch["t"].amax(-1, keepdim=True)
+        scaled = (batch["t"] - low) / (high - low + 1e-8)
+        return (net(batch["x"]).sigmoid() - scaled.float()).square().mean()
+
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(8, 6), "t": torch.rand(8, 4).half()}
+    batch["t"][2] = 0.5
+    line = f"{loss.__code__.co_filename}:{loss.__code__.co_firstlineno + 2}"
+    proof = proof_of(
+        nn.Linear(6, 4), loss, [batch], (Atom(remedy="form", target=line, value="guarded"),)
+    )
+    assert proof.verdict == "proven", proof.next_experiment

@@ -176,7 +176,7 @@ def of_features(net, batch):
 
 @pytest.mark.parametrize(
     ("loss", "unchanged"),
-    [(of_opposites, None), (of_logarithms, None), (of_features, None), (of_some, True)],
+    [(of_opposites, None), (of_logarithms, None), (of_features, False), (of_some, True)],
 )
 def test_a_function_that_has_no_value_for_much_of_what_it_is_given_is_no_witness(loss, unchanged):
     torch.manual_seed(0)
@@ -188,3 +188,99 @@ def test_a_function_that_has_no_value_for_much_of_what_it_is_given_is_no_witness
     found = trials.trial((Atom(remedy="form", target=target, value="guarded"),))
     assert found.outcome == "pass"
     assert found.rows_unchanged is unchanged
+
+
+def of_pulled(net, batch):
+    share = torch.clamp(net(batch["x"]).sigmoid() / batch["mu"], max=1.0)
+    return (share * batch["x"]).mean()
+
+
+def of_targets(net, batch):
+    width = torch.log(batch["mu"])
+    return (net(batch["x"]) - width).abs().mean()
+
+
+def of_weighed(net, batch):
+    width = torch.log(batch["mu"]) * (batch["mu"] > 0.0)
+    return (net(batch["x"]) - width).abs().mean()
+
+
+def of_variance(net, batch):
+    x = net(batch["x"]) + 3000.0
+    var = x.square().mean(1, keepdim=True) - x.mean(1, keepdim=True).square()
+    return ((x - 3000.0) / (var + 1e-6).sqrt()).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "line", "unchanged"),
+    [(of_pulled, 1, False), (of_targets, 1, False), (of_weighed, 1, True), (of_variance, 3, False)],
+)
+def test_a_guard_leaves_the_loss_that_a_step_has_and_makes_up_no_target(loss, line, unchanged):
+    """Clamped shares of 1 that become 0, a target of -87, a deviation that is all rounding."""
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(16, 1 if loss is of_pulled else 4), "mu": torch.rand(16, 1) + 0.1}
+    batch["mu"][3] = 0.0
+    step = FnStep(nn.Linear(batch["x"].shape[1], 1 if loss is of_pulled else 4), loss, [batch])
+    phase = "backward" if loss is of_pulled else "forward"
+    key = FailureKey(kind="nan", phase=phase, op="aten.log.default", module="")
+    target = f"{loss.__code__.co_filename}:{loss.__code__.co_firstlineno + line}"
+    trials = Trials(FailingStep(step=step, micro=0, micros=(0,)), key)
+    found = trials.trial((Atom(remedy="form", target=target, value="guarded"),))
+    assert found.outcome == "pass"
+    assert found.rows_unchanged is unchanged
+
+
+def of_floored(net, batch):
+    p = (net(batch["x"]) * batch["mu"]).square()
+    return -torch.log(p).clamp(min=-100.0).mean()
+
+
+def of_largest(net, batch):
+    return torch.nan_to_num(1.0 / (net(batch["x"]) * batch["mu"]).square()).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "line", "unchanged"),
+    [(of_pulled, 1, True), (of_floored, 2, True), (of_largest, 1, False)],
+)
+def test_what_a_loss_bounds_stays_where_its_derivative_is_taken_away(loss, line, unchanged):
+    """What `nan_to_num` makes of it, 3e38, is no bound."""
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(16, 1), "mu": torch.rand(16, 1) + 0.1}
+    batch["mu"][3] = 0.0
+    step = FnStep(nn.Linear(1, 1), loss, [batch])
+    key = FailureKey(kind="nan", phase="backward", op="aten.div.Tensor", module="")
+    target = f"{loss.__code__.co_filename}:{loss.__code__.co_firstlineno + line}"
+    trials = Trials(FailingStep(step=step, micro=0, micros=(0,)), key)
+    found = trials.trial((Atom(remedy="form", target=target, value="kept"),))
+    assert (found.outcome, found.rows_unchanged) == ("pass", unchanged)
+    assert found.loss == pytest.approx(float(loss(step.view.root, batch).detach()))
+
+
+def of_two_causes(net, batch):
+    p = torch.softmax(net(batch["x"]), -1)
+    entropy = (p * torch.log(p)).sum(-1)
+    root = (net(batch["x"]) * batch["mu"]).square().sum(-1).sqrt()
+    return entropy.mean() + root.mean()
+
+
+def test_behind_a_line_in_log_space_another_may_want_a_guard():
+    """A probability that rounds to 0, and a distance of 0, each in a row of its own."""
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(16, 4), "mu": torch.ones(16, 1)}
+    batch["x"][5] *= 3000.0
+    batch["mu"][3] = 0.0
+    step = FnStep(nn.Linear(4, 4), of_two_causes, [batch])
+    key = FailureKey(kind="nan", phase="forward", op="aten.log.default", module="")
+    code = of_two_causes.__code__
+    first, second = (f"{code.co_filename}:{code.co_firstlineno + n}" for n in (2, 3))
+    trials = Trials(FailingStep(step=step, micro=0, micros=(0,)), key)
+    held = (Atom(remedy="stable_form", target=first, value="log_space"),)
+    found = trials.trial(held)
+    while found.outcome != "pass" and held is not None:
+        held = trials.extend(found)
+        found = trials.trial(held) if held is not None else found
+    assert found.outcome == "pass"
+    guard = Atom(remedy="form", target=second, value="guarded:sqrt")
+    assert (found.atoms[0].remedy, *found.atoms[1:]) == ("stable_form", guard)
+    assert found.rows_unchanged is True

@@ -56,6 +56,13 @@ LOG_SPACE = {
     "return torch.log(torch.cosh(x - y)).mean()": (
         "away = x - y\n    return (away + F.softplus(-2 * away) - 0.6931471805599453).mean()"
     ),
+    "return torch.log(torch.expm1(y + x.abs())).mean()": (
+        "grown = y + x.abs()\n    return (grown + torch.log(-torch.expm1(-grown))).mean()"
+    ),
+    "return torch.log(torch.exp(x) + torch.exp(y)).sum()": ("return torch.logaddexp(x, y).sum()"),
+    "return (torch.exp(x) / (torch.exp(y) + torch.exp(x))).sum()": (
+        "return (torch.sigmoid(x - y)).sum()"
+    ),
     "return torch.log(1 - torch.tanh(x).pow(2))": (
         "return 2 * (0.6931471805599453 - x - F.softplus(-2 * x))"
     ),
@@ -274,6 +281,12 @@ def test_a_statement_over_several_lines():
     text = body("return (\n    y\n    * torch.log(\n        torch.softmax(x, -1)\n    )\n).sum()")
     for line in range(7, 13):
         assert "    * torch.log_softmax(x, -1)\n    ).sum()" in rewritten(text, line)
+
+
+def test_a_quotient_that_stays_infinite_is_by_the_smallest_number():
+    text = body("return torch.clamp(x / y, max=1.0).sum()")
+    kept = rewritten(text, "return", "form", "div", value="kept")
+    assert "torch.clamp(x / y.clamp(min=torch.finfo(y.dtype).tiny), max=1.0)" in kept
 
 
 def test_a_quotient_that_is_infinite_is_left_out_and_one_of_zeros_is_divided_by_one():

@@ -6,6 +6,7 @@ import linecache
 import textwrap
 
 import pytest
+import torch
 
 from nanstop.records import SourceLine
 from nanstop.tracing.bindings import (
@@ -15,7 +16,7 @@ from nanstop.tracing.bindings import (
     target_given_at,
     writing_lines,
 )
-from nanstop.tracing.holders import tree_of
+from nanstop.tracing.holders import holder_of, tree_of
 
 SOURCE = textwrap.dedent("""
     def train(model, sums, rates):
@@ -109,3 +110,33 @@ def test_a_source_file_is_parsed_once_and_anew_where_it_has_changed(tmp_path):
     file.write_text("a = 1\nb = 22\n")
     linecache.checkcache(str(file))
     assert len(tree_of(str(file)).body) == 2
+
+
+WRITES = """
+    def train(rows):
+        bank = rows.clone()
+        plain = rows.clone()
+        begun = rows.clone()
+        begun[1] = 2.0
+        for step in range(2):
+            here = holder_of({})
+            bank[0] = 1.0 / (step * 0.0 + 2.0)  # written
+            begun[0] = 1.0
+            plain = plain.clone()
+        return here
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("bank", "bank[0] = 1.0 /"), ("plain", "plain = rows"), ("begun", "begun[1] = 2.0")],
+)
+def test_what_a_loop_writes_to_in_place_further_down_was_given_its_value_there(
+    name, text, tmp_path
+):
+    file = tmp_path / "loop.py"
+    file.write_text(textwrap.dedent(WRITES.format(name)))
+    space = {"holder_of": holder_of}
+    exec(compile(file.read_text(), str(file), "exec"), space)
+    holder = space["train"](torch.zeros(3))
+    assert (holder.name, holder.line.text.startswith(text)) == (name, True)

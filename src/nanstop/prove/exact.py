@@ -4,6 +4,7 @@ numbers that were drawn, the choices that were made, the modules beside the mode
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -44,16 +45,27 @@ class ExactRuns:
     float32, and float64 from where the failing micro-batch was found to fail in float32 and to pass
     in that: exp(100) is beyond the one and not beyond the other. ``ladder``: how much of the model
     is held in it at a time. ``op``: what failed; fused attention that fails in exact numbers too is
-    computed in its parts, for its kernel may be wrong in every format.
+    computed in its parts, for its kernel may be wrong in every format. ``has_value``: whether what
+    failed has one in float64, with all before it in that. ``loss_in_float64``: of a run in float64
+    of which only the backward fails.
     """
 
-    def __init__(self, failing: FailingStep, ladder: Ladder | None = None, op: str = "") -> None:
+    def __init__(
+        self,
+        failing: FailingStep,
+        ladder: Ladder | None = None,
+        op: str = "",
+        *,
+        has_value: bool = False,
+    ) -> None:
         self._failing, self._is_fused, self._is_opened = failing, FUSED_ATTENTION in op, False
         self._ladder = ladder or Ladder(failing, "")
         self._paths: dict[int, Path] = {}
         self._runs: dict[int, Attempt] = {}
         self._takes_choices = True
         self._fails_in_float64 = False
+        self._has_value = has_value
+        self.loss_in_float64: float | None = None
         self._is_by_parts = False
         self.dtype = torch.float32
 
@@ -110,6 +122,8 @@ class ExactRuns:
             # What refuses float64 (a constant of the script in float32, in a product) says nothing,
             # nor does what fails in the narrower format of a tensor of the script's own.
             is_run = run.error is None or self._runs[micro].error is not None
+            has_loss = run.loss is not None and math.isfinite(run.loss)
+            self.loss_in_float64 = run.loss if has_loss else None
             self._fails_in_float64 = is_run and not narrow.are_any
         else:
             self._runs = {micro: run}
@@ -123,7 +137,18 @@ class ExactRuns:
         """Return the formats in which the failing micro-batch was run exactly and failed."""
         if not self.of(self._failing.micro).failed:
             return ()
-        return ("float32", "float64") if self._fails_in_float64 else ("float32",)
+        is_known = self._fails_in_float64 and not self.misses_value
+        return ("float32", "float64") if is_known else ("float32",)
+
+    @property
+    def misses_value(self) -> bool:
+        """Whether float64 has a value that no run came to, for tensors of the script's own are
+        float32. Of half formats it may be an eps that is 0 in them, and a guard as good as that.
+        """
+        if not self._has_value or self.loss_in_float64 is not None:
+            return False
+        is_failed = self.of(self._failing.micro).failed
+        return is_failed and self.coarsest_eps() <= torch.finfo(torch.float32).eps
 
     def still_in(self) -> str:
         """Return the half format that the float32 run of the failing micro-batch has ops in, which

@@ -16,7 +16,7 @@ from nanstop.decide.apart import ByItself
 from nanstop.errors import NanstopError, ShortOfMemoryError
 from nanstop.numerics.host_memory import lacks_memory
 from nanstop.numerics.room import let_go, require
-from nanstop.numerics.tensors import HALF, nonfinite
+from nanstop.numerics.tensors import HALF, format_name, nonfinite
 from nanstop.numerics.update_length import TOO_LONG
 from nanstop.records import Phase, Signal, StepId
 from nanstop.remedies.precision import reference
@@ -204,6 +204,12 @@ class FailingStep:
     def makes_updates(self) -> bool:
         """Whether a run makes the updates before this step anew, whatever it is a run of."""
         return self.pending and bool(self.before)
+
+    @property
+    def half_format(self) -> str:
+        """The half format of most parameters, bfloat16 where none has one."""
+        half = [format_name(one) for one in self._formats() if one in HALF]
+        return max(set(half), key=half.count) if half else "bfloat16"
 
     def _formats(self) -> tuple[torch.dtype, ...]:
         """Return the formats that parameters have now."""

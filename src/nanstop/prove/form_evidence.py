@@ -5,16 +5,27 @@ can be typed for it does the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
-from nanstop.prove.agreement import SAME, agree
+from nanstop.prove.agreement import SAME, agree, loss_gap
 from nanstop.prove.exact import ExactRuns, Gaps, gaps_between
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom, Localization, op_kind
-from nanstop.records.remedies import FARTHER, FINITE, GUARDED, NUMBERED, UNEVEN, form_of
+from nanstop.records.remedies import (
+    FAR,
+    FARTHER,
+    FINITE,
+    GUARDED,
+    KEPT,
+    NUMBERED,
+    OTHERWISE,
+    UNEVEN,
+    form_of,
+)
 from nanstop.remedies.apply import applied
 from nanstop.remedies.forms.mode import compared
 from nanstop.remedies.forms.typed import Typed, typed
@@ -44,19 +55,22 @@ WHICH_NUMBER = "another finite number gives another loss"
 def next_form(held: tuple[Atom, ...], place: Localization | None) -> tuple[Atom, ...] | None:
     """Return the forms with that of the line where the step fails under them, or of a line that was
     only guarded with its form in log space: the derivative of a logarithm next to 0 has no guard.
-    None where there is no other, or they are many.
+    One behind others that has none in log space is guarded. None where there is no other, or they
+    are many.
     """
     event = place.first_bad if place is not None else None
     if event is None or event.source is None or len(held) >= _MOST_LINES:
         return None
     target = f"{event.source.file}:{event.source.line}"
+    guarded = f"{GUARDED}:{op_kind(event.forward_op or event.op)}"
     here = [atom.remedy for atom in held if atom.target == target]
+    others = tuple(atom for atom in held if atom.target != target)
+    if here == ["stable_form"]:
+        return (*others, Atom(remedy="form", target=target, value=guarded)) if others else None
     if here:
         stable = Atom(remedy="stable_form", target=target, value="log_space")
         return (*held, stable) if here == ["form"] else None
-    value = held[0].value
-    if form_of(held[0])[0] == GUARDED:
-        value = f"{GUARDED}:{op_kind(event.forward_op or event.op)}"
+    value = guarded if form_of(held[0])[0] == GUARDED else held[0].value
     return (*held, replace(held[0], target=target, value=value))
 
 
@@ -85,6 +99,27 @@ def bends(exact: ExactRuns, micro: int, formed: Attempt, rest: Attempt, share: f
     own, *without = (gaps_between(run, exact.of(micro)) for run in runs)
     known = [gaps[2] for gaps in without if gaps is not None]
     return own is not None and bool(known) and own[2] > _FARTHER * max(min(known), SAME)
+
+
+def moves_loss(
+    failing: FailingStep, exact: ExactRuns, atoms: tuple[Atom, ...], run: Attempt
+) -> bool:
+    """Return whether guards, under which a micro-batch ends as ``run``, give it another loss than
+    it has: than its own where only the backward fails, than the exact one, or than another number
+    does, where data alone has no value, or where they keep an infinity.
+    """
+    guards = tuple(atom for atom in atoms if atom.remedy == "form")
+    if not guards or run.loss is None:
+        return False
+    own = exact.attempt(failing.micro, under=nullcontext)
+    true = exact.of(failing.micro)
+    known = [own.loss, exact.loss_in_float64 if true.failed else true.loss]
+    if any(loss_gap(run.loss, loss) > _NEAR for loss in known if loss and math.isfinite(loss)):
+        return True
+    other = {guard: FAR if form_of(guard)[0] == KEPT else OTHERWISE for guard in guards}
+    others = tuple(replace(a, value=other[a]) if a in other else a for a in atoms)
+    under = partial(applied, failing.step.view, others)
+    return not agree(run, exact.attempt(failing.micro, under=under))
 
 
 def is_any_number(

@@ -32,6 +32,7 @@ def prove_step(
     *,
     policy: Policy,
     wider: Finiteness = "unknown",
+    in_float64: Finiteness = "unknown",
     tried: Callable[[Trial], None] = lambda _: None,
     codes: Callable[[Proof], Iterable[FormCode]] = lambda _: (),
 ) -> Proof:
@@ -40,10 +41,10 @@ def prove_step(
     It is confirmed on the window's other failing micro-batches, on a healthy one and, where the
     window is one of training whose gradients the script leaves as they are, on the updates that
     follow. Everything tried is undone. ``wider``: what the failing operation gives in a wider
-    format. ``tried``: told of each trial as it ends. ``codes``: what can be typed for the forms of
-    a cure.
+    format, ``in_float64``: with all before it in that. ``tried``: told of each trial as it ends.
+    ``codes``: what can be typed for the forms of a cure.
     """
-    trials = Trials(failing, key, wider=wider)
+    trials = Trials(failing, key, wider=wider, in_float64=in_float64)
     after = UpdatesAfter(failing, seconds=_FOLLOWING_SHARE * policy.budget_seconds)
     others = [] if failing.update else [m for m in failing.micros if m != failing.micro]
     healthy = [m for m in range(len(failing.step.batches)) if m not in failing.micros][:1]

@@ -319,6 +319,9 @@ def _without_a_cure(bench: Bench) -> str:
         return "memory is short for any float32 run: run this step again where there is more"
     if bench.reference.outcome != "pass":
         widest = bench.reference.widest
+        behind = [run.message for run in bench.tried if run.outcome == "other_failure"]
+        if any(behind):
+            return f"once what fails first is gone, {behind[-1]} fails; {widest} fails too"
         known = widest == "float64"
         rest = "no number format cures this" if known else "whether float64 would is not known"
         return f"{widest} fails too: {rest}"

@@ -13,7 +13,7 @@ import torch
 
 from nanstop.errors import ShortOfMemoryError
 from nanstop.localize.localize import fails_at, localize
-from nanstop.numerics.tensors import HALF, format_name
+from nanstop.numerics.tensors import format_name
 from nanstop.prove.agreement import agree
 from nanstop.prove.bad_samples import (
     atoms_for,
@@ -28,6 +28,7 @@ from nanstop.prove.form_evidence import (
     WHICH_NUMBER,
     bends,
     is_any_number,
+    moves_loss,
     next_form,
     typed_forms,
     unchanged_elsewhere,
@@ -44,9 +45,10 @@ from nanstop.records import (
     Outcome,
     Reference,
     Trial,
+    op_name,
 )
 from nanstop.records.formats import EPSILON
-from nanstop.records.remedies import NUMBERED, are_forms
+from nanstop.records.remedies import NUMBERED, are_forms, are_guards
 from nanstop.remedies.apply import applied
 from nanstop.remedies.data import dropped_micros, rebatch
 from nanstop.remedies.forward import FORMATS_CLASH
@@ -61,6 +63,9 @@ _SPACINGS = 8.0, 10.0, 64.0
 may be off under a cure where no healthy run says how far is usual.
 """
 
+_FARTHEST = 0.2
+"""What is healthy and has a loss farther from the exact one than this is no measure."""
+
 _MAX_OTHERS = 3
 _BEFORE = "the windows before"
 _MAX_ISLANDS = 8
@@ -69,7 +74,8 @@ _MAX_ISLANDS = 8
 class Trials:
     """Runs trials of one failing step. Call inside ``failing.in_place()``.
 
-    ``wider``: what the failing operation gives in a wider format.
+    ``wider``: what the failing operation gives in a wider format; ``in_float64``: with all before
+    it in that, which an exact run is not where tensors of the script's own are in a narrower one.
     """
 
     def __init__(
@@ -78,12 +84,14 @@ class Trials:
         key: FailureKey,
         *,
         wider: Finiteness = "unknown",
+        in_float64: Finiteness = "unknown",
     ) -> None:
         self._failing = failing
         self._wider: Finiteness = wider
         self._key = key
         self._ladder = Ladder(failing, key.module)
-        self._exact = ExactRuns(failing, self._ladder, key.op or "")
+        has_value = in_float64 == "finite"
+        self._exact = ExactRuns(failing, self._ladder, key.op or "", has_value=has_value)
         self._places: dict[frozenset[Atom], Localization] = {}
 
     def reference(self) -> Reference:
@@ -106,7 +114,9 @@ class Trials:
             outcome=_outcome(run, None, self._key),
             dtype=format_name(self._exact.dtype),
             loss=run.loss,
-            loss_tolerance=max(_HEALTHY_FACTOR * loss, eps, _SPACINGS[0] * EPSILON["float32"]),
+            loss_tolerance=max(
+                min(_HEALTHY_FACTOR * loss, _FARTHEST), eps, _SPACINGS[0] * EPSILON["float32"]
+            ),
             cosine_tolerance=max(_HEALTHY_FACTOR * cosines, eps),
             grad_tolerance=max(_HEALTHY_FACTOR * gradient, _SPACINGS[2] * eps),
             source=source,
@@ -220,7 +230,7 @@ class Trials:
             rows_unchanged=self._rows_unchanged(atoms, micro, run) if judged else None,
             seconds=run.seconds,
             peak_bytes=self._exact.peak_of(run),
-            message=_said(run),
+            message=_said(run, self._places.get(frozenset(atoms))),
         )
 
     def extend(self, trial: Trial) -> tuple[Atom, ...] | None:
@@ -233,7 +243,7 @@ class Trials:
         if are_forms(held):
             return next_form(held, self._places.get(frozenset(held)))
         if FORMATS_CLASH.search(trial.message) and not _has(held, "outer_autocast"):
-            return (*held, Atom(remedy="outer_autocast", value=_half_format(self._failing)))
+            return (*held, Atom(remedy="outer_autocast", value=self._failing.half_format))
         islands = [atom for atom in held if atom.remedy == "island"]
         if trial.key is None or not islands or len(islands) >= _MAX_ISLANDS:
             return None
@@ -318,6 +328,9 @@ class Trials:
         is_judged = passes and not (by_rows and self._exact.dtype is torch.float64)
         if is_judged or micro != self._failing.micro:
             return None
+        is_unjudged = are_guards(atoms) and self._exact.misses_value
+        if is_unjudged or moves_loss(self._failing, self._exact, atoms, run):
+            return False
         if self._failing.update:
             return agree(self._exact.attempt(micro, without_update=True, under=nullcontext), run)
         if not self._healthy_rows:
@@ -371,20 +384,17 @@ def _outcome(run: Attempt, key: FailureKey | None, failure: FailureKey) -> Outco
     return "same_failure" if key is None or key.same_as(failure) else "other_failure"
 
 
-def _half_format(failing: FailingStep) -> str:
-    used = (p.dtype for p in failing.step.view.root.parameters())
-    half = [format_name(one) for one in used if one in HALF]
-    return max(set(half), key=half.count) if half else "bfloat16"
-
-
 def _has(atoms: tuple[Atom, ...], remedy: str) -> bool:
     return any(atom.remedy == remedy for atom in atoms)
 
 
-def _said(run: Attempt) -> str:
+def _said(run: Attempt, place: Localization | None) -> str:
     first_line, _, _ = str(run.error).partition("\n")
     if run.error is not None:
         return f"{type(run.error).__name__}: {first_line}"
+    event = place.first_bad if place is not None and run.failed else None
+    if event is not None and event.source is not None:
+        return f"`{op_name(event.op)}` at {event.source.short}"
     if run.strayed and not run.failed:
         return f"draws other numbers from {run.strayed} on: compared without dropout"
     return ""

@@ -155,6 +155,15 @@ may fail."""
 INNERMOST = "innermost"
 """A guarded form that is typed where no other operation of its kind stands within: which of several
 fails is not known."""
+KEPT = "kept"
+"""A guarded form that takes away nothing but a derivative: what is infinite stays so, as a clamp
+behind it may bound that."""
+FAR = "far"
+"""A kept form with a number that is far off in the place of what is infinite: what a clamp bounds
+does not tell these apart."""
+OTHERWISE = "otherwise"
+"""A guarded form that makes another number of what no weight has a part in and has no value: a cure
+under which that matters makes up what a model learns from."""
 NUMBERED = ("memory_fill", "finite_fill", "finite_constant")
 """Forms whose value is a number in place of one that is not finite, or that nobody has written."""
 FINITE = {"1e4": "2e4", "0": "1"}
@@ -201,6 +210,11 @@ def kernel_place(atoms: tuple[Atom, ...]) -> int:
 def are_forms(atoms: tuple[Atom, ...]) -> bool:
     """Return whether a cure is nothing but other forms of lines."""
     return bool(atoms) and all(atom.remedy in FORMS for atom in atoms)
+
+
+def are_guards(atoms: tuple[Atom, ...]) -> bool:
+    """Return whether a cure does nothing but give lines a value where they have none."""
+    return bool(atoms) and all(atom.remedy == "form" for atom in atoms)
 
 
 def makes_rows(atoms: Sequence[Atom]) -> bool:

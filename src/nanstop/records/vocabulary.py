@@ -91,6 +91,8 @@ HiddenChoice = Literal["", "row", "chosen", "counted"]
 """How what an infinity hides got into a result: nothing else is left in a row, it is what is picked
 from one, or one sums all.
 """
+EXPONENTIALS = ("exp", "exp2", "expm1", "sinh", "cosh")
+"""Operations whose infinite result of a finite number is too large a number, in whatever format."""
 Confidence = Literal["certain", "likely", "possible"]
 ChangeKind = Literal[
     "raise_zeros", "fill_rows", "bound", "unmask", "supervise", "vary", "exponentiate"

@@ -32,6 +32,8 @@ class Draft:
     """Whether what the failing operation divides by is a count: 0 or 1 at least."""
     infinite: bool = False
     """Whether it has made Inf: then it did not divide 0 by 0."""
+    kept: bool = False
+    """Whether what is infinite stays so large, and has no derivative."""
     masked: bool = False
     """Whether what has no value is left out element by element."""
     innermost: bool = False

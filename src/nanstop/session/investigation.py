@@ -332,13 +332,15 @@ class Investigation:
     ) -> Proof:
         bounds = Search(policy.budget_trials, policy.budget_seconds)
         self.live.stage("proof", self.at.step, bounds)
-        event = self.localization.first_bad if self.localization is not None else None
+        place = self.localization
+        event = place.first_bad if place is not None else None
         return prove_step(
             failing,
             self.key,
             candidates,
             policy=policy,
             wider=event.wider if event is not None else "unknown",
+            in_float64=place.in_float64 if place is not None else "unknown",
             tried=self.live.tried,
             codes=lambda proof: codes_of(proof, event, read),
         )

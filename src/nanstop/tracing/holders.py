@@ -90,7 +90,7 @@ def holder_of(tensor: Tensor) -> Holder | None:
             place = found.place
             if any(_is_set_later(*one) for one in place.within):
                 return Holder(found.name, None, before=False)
-            made = _line_of(place)
+            made = (_written_below(place) if version(found.tensor) > 0 else None) or _line_of(place)
             fresh = found.is_local and (inside or _bound_in_loop(place, frame.f_lineno))
             if place.attribute:
                 is_written = version(found.tensor) > 0 and not _is_set_up_alone(place)
@@ -218,9 +218,28 @@ def _line_of(place: Assignment, *, is_written: bool = False) -> SourceLine | Non
         number = numbers[0]
     else:
         number = max([line for line in found if line <= place.at] or found)
-    text = linecache.getline(place.file, number).strip()
-    function = function_at(tree, number)
-    return SourceLine(file=place.file, line=number, function=function, text=text)
+    return _source_line(place.file, tree, number)
+
+
+def _written_below(place: Assignment) -> SourceLine | None:
+    """Return the line further down that wrote last to what a variable holds, if the loop around the
+    line that runs gives it no value before that one: it did in the round before.
+    """
+    tree = tree_of(place.file)
+    loops = nodes_around(tree, place.at, ast.For, ast.While) if tree is not None else []
+    if tree is None or not loops or place.attribute:
+        return None
+    inner = max(loops, key=lambda node: node.lineno)
+    lines = list(bindings(tree, place))
+    found = [line for line in lines if inner.lineno <= line <= (inner.end_lineno or 0)]
+    if not found or min(found) <= place.at or len(lines) > len(found) + 1:
+        return None  # or it was written to before the loop as well
+    return _source_line(place.file, tree, max(found))
+
+
+def _source_line(file: str, tree: ast.AST, number: int) -> SourceLine:
+    text, function = linecache.getline(file, number).strip(), function_at(tree, number)
+    return SourceLine(file=file, line=number, function=function, text=text)
 
 
 def is_assignment(line: SourceLine) -> bool:

@@ -58,6 +58,7 @@ SAME = {
     "power": lambda x: x.softmax(-1).sqrt().log(),
     "hyperbolic": lambda x: torch.log(torch.cosh(x)),
     "hyperbolic, from below": lambda x: (-4.0 * x).cosh().log(),
+    "softplus, undone": lambda x: torch.log(torch.expm1(x.abs() + 0.1)),
     "squashed": lambda x: torch.log(1 - torch.tanh(x) ** 2),
     "squashed, spelled": lambda x: (1 - x.tanh().square() + 1e-4).log(),
     "focal": lambda x: torch.log(torch.where(x > 0, x.sigmoid(), 1 - x.sigmoid())),

@@ -6,7 +6,7 @@ from nanstop.diagnose.evidence.reading import has_masters
 from nanstop.own_code import is_library
 from nanstop.records import Atom, Evidence, OpEvent, RunFacts, TokenRows
 from nanstop.records.formats import HALF, NARROW
-from nanstop.records.remedies import FINITE, GUARDED, spans_of
+from nanstop.records.remedies import FINITE, GUARDED, KEPT, spans_of
 
 Candidates = tuple[tuple[Atom, ...], ...]
 
@@ -121,12 +121,14 @@ def forms(evidence: Evidence) -> Candidates:
 
     Which of them the line has is for the trial to say.
     """
-    target = _line(evidence)
+    target, found = _line(evidence), evidence.localization
     if not target:
         return ()
+    made = found.first_bad.forward_outputs if found is not None and found.first_bad else ()
     return (
         (Atom(remedy="stable_form", target=target, value="log_space"),),
         (Atom(remedy="form", target=target, value=GUARDED),),
+        *((Atom(remedy="form", target=target, value=KEPT),) for one in made[:1] if not one.finite),
     )
 
 

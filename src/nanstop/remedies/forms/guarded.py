@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,33 @@ def answer(call: Call, at_line: Callable[[], bool]) -> Any:
     with no_choices():
         found = guard(call)
     return call.run() if found is None else found
+
+
+def kept(call: Call, at_line: Callable[[], bool], *, is_far: bool = False) -> Any:
+    """Return what a call returns, with the derivatives of ``answer``: 0 where it has no value.
+    ``is_far``: with a number that is far off for what is infinite.
+    """
+    found = answer(call, at_line)
+    if not isinstance(found, Tensor) or not is_guarded(call) or not at_line():
+        return found
+    with no_choices():
+        own = call.run().detach()
+        far = math.sqrt(torch.finfo(own.dtype).max)
+        return torch.where(own.isfinite(), found, own.clamp(-far, far) if is_far else own)
+
+
+def otherwise(call: Call, at_line: Callable[[], bool]) -> Any:
+    """Return what ``answer`` does, but another number where that makes one of data alone."""
+    guard = _OTHERWISE.get(call.name)
+    if guard is None or not at_line() or any(_is_trained(one) for one in call.args):
+        return answer(call, at_line)
+    with no_choices():
+        found = guard(call)
+    return call.run() if found is None else found
+
+
+def _is_trained(operand: Any) -> bool:
+    return isinstance(operand, Tensor) and operand.requires_grad
 
 
 def is_guarded(call: Call) -> bool:
@@ -88,14 +116,14 @@ def _power(call: Call) -> Tensor | None:
     return _replaced(call, bad, 1.0, 1.0 if isinstance(given, int | float) and given == 0 else 0.0)
 
 
-def _logarithm(call: Call) -> Tensor | None:
-    """Return log with that of the smallest number for 0, and for a negative number, which has none:
-    what a clamp under it gives.
+def _logarithm(call: Call, power: float = 1.0) -> Tensor | None:
+    """Return log with that of the smallest number, to a ``power``, for 0 and for a negative number,
+    which has none: what a clamp under it gives.
     """
     read = call.read
     if read is None or not read.is_floating_point():
         return None
-    least = torch.finfo(read.dtype).tiny
+    least = torch.finfo(read.dtype).tiny ** power
     value = float(call.function(torch.tensor(least, dtype=torch.float64)))
     return _replaced(call, read <= 0, 1.0, value)
 
@@ -311,3 +339,6 @@ _GUARDS: Mapping[str, Callable[[Call], Any]] = {
     "ctc_loss": _ctc,
     "add": _sum_of_masks,
 }
+_OTHERWISE: Mapping[str, Callable[[Call], Any]] = dict.fromkeys(
+    ("log", "log2", "log10"), partial(_logarithm, power=0.5)
+)

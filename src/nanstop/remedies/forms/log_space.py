@@ -26,6 +26,7 @@ from nanstop.remedies.forms.shadows import (
     Shadow,
     cosh_from,
     exp_from,
+    expm1_from,
     sigmoid_from,
     softmax_from,
     tanh_from,
@@ -319,6 +320,7 @@ _FIRST: Mapping[str, Callable[..., Shadow | None]] = {
     "exp": exp_from,
     "tanh": tanh_from,
     "cosh": cosh_from,
+    "expm1": expm1_from,
 }
 _SQUARES = ("square", "pow")
 _MOVES = (

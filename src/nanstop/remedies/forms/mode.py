@@ -11,10 +11,13 @@ from nanstop.errors import NanstopError
 from nanstop.records import Atom
 from nanstop.records.remedies import (
     EVERY,
+    FAR,
     FINITE_NUMBERS,
     GUARDED,
     INNERMOST,
+    KEPT,
     MASKED,
+    OTHERWISE,
     UNEVEN,
     form_of,
 )
@@ -35,6 +38,9 @@ _FORMS: Mapping[str, Callable[[], Form]] = {
     **{number: partial(held.finite_of, float(number)) for number in FINITE_NUMBERS},
     "float32": lambda: wide.answer,
     **dict.fromkeys((GUARDED, EVERY, INNERMOST, MASKED), lambda: guarded.answer),
+    KEPT: lambda: guarded.kept,
+    FAR: lambda: partial(guarded.kept, is_far=True),
+    OTHERWISE: lambda: guarded.otherwise,
 }
 
 _PUT_THERE = (*FINITE_NUMBERS, UNEVEN)

@@ -83,6 +83,14 @@ def cosh_from(call: Call, _: Any) -> Shadow | None:
     return Shadow(lambda: read + functional.softplus(-2 * read) - math.log(2.0))
 
 
+def expm1_from(call: Call, _: Any) -> Shadow | None:
+    """Return the shadow of exp(x) - 1, which is positive where x is."""
+    read = call.read
+    if read is None or not read.is_floating_point():
+        return None
+    return Shadow(lambda: read + _log_of_rest(-read))
+
+
 def exp_from(call: Call, _: Any) -> Shadow | None:
     read = call.read
     if read is None or not read.is_floating_point():

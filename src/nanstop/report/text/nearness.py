@@ -27,6 +27,7 @@ def proof_in_brackets(proof: Proof) -> str:
     if removed:
         clauses[0] += f", without {part} {_share(removed, passed=False)} fail"
     clauses.append(_nearness(proof))
+    clauses.append(proof.next_experiment if proof.verdict == "plausible" else "")
     clauses.append(_short_of_memory(proof))
     clauses.append("changes training" if proof.safety == "changes_training" else "")
     clauses.append(proof.cost)
@@ -65,8 +66,9 @@ def _nearness(proof: Proof) -> str:
     cosine = min(cosines, default=None)
     if not _is_near(max(gaps), cosine, proof.reference):
         return _differs(proof)
+    turned = cosine is None or 1.0 - cosine > _NEAR  # as healthy ones are, of gradients near 0
     near = _within(max(gaps), _exact(proof.reference)) + (
-        f", gradients in the same direction (cosine {cosine:.5f})" if cosine is not None else ""
+        "" if turned else f", gradients in the same direction (cosine {cosine:.5f})"
     )
     shared = proof.reference.num_choices if proof.reference is not None else 0
     return near + (f", with {counted(shared, 'choice')} as in the run" if shared else "")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, product
 
 from nanstop.records import Atom, OpEvent, Proof
-from nanstop.records.remedies import EVERY, FORMS, GUARDED, INNERMOST, MASKED, form_of
+from nanstop.records.remedies import EVERY, FORMS, GUARDED, INNERMOST, KEPT, MASKED, form_of
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.forms.guarded import rewrite_guarded, rewrite_held
@@ -76,6 +76,7 @@ def forms_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
     stable form is made of may come from another function.
     """
     sets = [one.atoms for one in proof.alternatives] if proof is not None else []
+    sets = [] if form_of(atom)[0] == KEPT else sets  # others give the loss another value
     alone = (one[0] for one in sets if len(one) == 1)
     return (atom, *(one for one in alone if _is_form(one) and one.target == atom.target))
 
@@ -85,7 +86,7 @@ def ways_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
     operation of the line where one is known to fail, of one within another, or element by element.
     """
     forms = forms_at(proof, atom)
-    guards = [one for one in forms if one.remedy == "form"]
+    guards = [one for one in forms if one.remedy == "form" and form_of(one)[0] != KEPT]
     whole = (replace(one, value=GUARDED) for one in guards if form_of(one)[1])
     inner = (replace(one, value=INNERMOST) for one in guards)
     masked = (replace(one, value=MASKED) for one in guards)
@@ -130,6 +131,7 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
         draft = Draft(source, place, dtype=_format(event), counted=_divides_by_count(event))
         draft.by_number = event is not None and event.name == "div" and event.divisor is None
         draft.masked, draft.innermost = atom.value == MASKED, atom.value == INNERMOST
+        draft.kept = form_of(atom)[0] == KEPT
         draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
         try:
             op = "" if atom.value == EVERY else _name(event) or form_of(atom)[1]

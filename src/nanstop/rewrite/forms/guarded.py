@@ -209,9 +209,9 @@ def _divided(draft: Draft, found: Operation) -> str | None:
         return draft.with_operand(found, 1, f"max({draft.source.segment(divisor)}, 1)")
     if draft.by_number or comes_from(draft.meant(divisor), _NUMBERS, _NUMBER_METHODS):
         return draft.with_operand(found, 1, f"({draft.source.segment(divisor)} or 1)")
-    if draft.counted and not draft.masked:
-        text = f"{draft.source.operand(divisor)}.clamp(min=1)"
-        return draft.with_operand(found, 1, text)
+    if draft.kept or (draft.counted and not draft.masked):
+        least = draft.tiny(draft.source.segment(divisor)) if draft.kept else "1"
+        return draft.with_operand(found, 1, f"{draft.source.operand(divisor)}.clamp(min={least})")
     normalized = None if draft.masked else _normalized(draft, found)
     if normalized is not None:
         return normalized

@@ -128,6 +128,11 @@ def _log_cosh(draft: Draft, found: Operation) -> str:
     return f"{x} + {draft.functional('softplus')}(-2 * {x}) - {math.log(2)!r}"
 
 
+def _log_expm1(draft: Draft, found: Operation) -> str:
+    x = draft.again(found.operand, "grown")
+    return f"{x} + {draft.torch('log')}(-{draft.torch('expm1')}(-{x}))"
+
+
 def _log_sum(draft: Draft, found: Operation) -> str | None:
     """Log of a sum of exponentials, or of probabilities."""
     inner = log_of(draft, found.operand)
@@ -178,8 +183,13 @@ def _log_power(draft: Draft, found: Operation) -> str | None:
 
 
 def _log_added(draft: Draft, found: Operation) -> str | None:
-    """Log of ``1 + exp(x)``, or of a probability plus a number that its format rounds to 0."""
+    """Log of ``1 + exp(x)``, of two exponentials, or of a probability plus a number that its format
+    rounds to 0.
+    """
     first, second = found.args
+    both = _both_exponents(draft, found)
+    if both is not None:
+        return f"{draft.torch('logaddexp')}({', '.join(map(draft.text, both))})"
     for one, other in ((first, second), (second, first)):
         number = number_of(one)
         inner = draft.operation(other)
@@ -227,6 +237,7 @@ _LOGS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "sigmoid": _log_sigmoid,
     "exp": _log_exp,
     "cosh": _log_cosh,
+    "expm1": _log_expm1,
     "sum": _log_sum,
     "prod": _log_product,
     "mul": _log_of_both("+"),
@@ -295,6 +306,11 @@ def _of_exponentials(draft: Draft, above: Operation, below: Operation) -> str | 
     power = _one_plus_exp(draft, below)
     if power is not None and same(power, exponent):
         return f"{draft.torch('sigmoid')}({draft.text(exponent)})"
+    both = _both_exponents(draft, below)
+    others = [one for one in both or () if not same(one, exponent)]
+    if len(others) == 1:
+        text = f"{draft.text(exponent)} - {draft.closed(others[0])}"
+        return f"{draft.torch('sigmoid')}({text})"
     if below.name != "sum":
         return None
     summed, dim = draft.operation(below.operand), below.argument(1, "dim")
@@ -306,6 +322,15 @@ def _of_exponentials(draft: Draft, above: Operation, below: Operation) -> str | 
     if not same(summed.operand, exponent) or dim is None:
         return None
     return f"{draft.torch('softmax')}({draft.text(exponent)}, dim={draft.text(dim)})"
+
+
+def _both_exponents(draft: Draft, found: Operation) -> tuple[ast.expr, ast.expr] | None:
+    """Return a and b of ``exp(a) + exp(b)``; None for what is no such sum."""
+    parts = [draft.operation(one) for one in found.args] if found.name == "add" else []
+    first, second = (*parts, None, None)[:2]
+    if first is None or second is None or first.name != "exp" or second.name != "exp":
+        return None
+    return None if found.keywords else (first.operand, second.operand)
 
 
 def _one_plus_exp(draft: Draft, found: Operation) -> ast.expr | None:

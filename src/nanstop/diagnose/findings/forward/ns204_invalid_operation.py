@@ -95,6 +95,10 @@ _LEAVE_OUT = (
 )
 _WITHIN_ONE = ("acos", "asin", "atanh")
 
+_NO_CANCELLING = (
+    "Let nothing cancel before it: `x.var()` in place of the mean of squares less the square of "
+    "the mean, or float64 up to there."
+)
 _KEEP_FROM_0 = (
     "Keep that number from 0 where the program makes it: a schedule, a temperature, a count, an "
     "option."
@@ -139,7 +143,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         ),
         confidence="likely" if untested else "certain",
         remedies=_remedies(evidence, event),
-        usual_cure=_KEEP_FROM_0 if _over_the_number_0(event) else hidden_advice(evidence),
+        usual_cure=_usual(evidence, event),
         where=event.module,
     )
 
@@ -167,6 +171,12 @@ def _left_out_late(evidence: Evidence, name: str) -> Diagnosis:
         remedies=finite_entry(evidence),
         where=name,
     )
+
+
+def _usual(evidence: Evidence, event: OpEvent) -> str:
+    if _over_the_number_0(event):
+        return _KEEP_FROM_0
+    return _NO_CANCELLING if _rounded_out(evidence, event) else hidden_advice(evidence)
 
 
 def _over_the_number_0(event: OpEvent) -> bool:

@@ -52,9 +52,9 @@ from nanstop.diagnose.evidence.reading import WRITTEN, first_bad, in_float64, li
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, TensorStats, op_name
 from nanstop.records.formats import NARROW, SMALLEST
+from nanstop.records.vocabulary import EXPONENTIALS
 from nanstop.wording import number
 
-EXPONENTIALS = ("exp", "exp2", "expm1", "sinh", "cosh")
 BOUND = (
     "a log-variance, a log-scale or a log-rate is usually bounded before: `.clamp(max=20)`, or "
     "whichever bound the model allows"

@@ -89,6 +89,7 @@ from nanstop.records import (
     op_name,
 )
 from nanstop.records.formats import EPSILON
+from nanstop.records.vocabulary import EXPONENTIALS
 from nanstop.wording import number
 
 ANYWHERE = ("forward", "recompute", "loss", "backward", "optimizer")
@@ -253,6 +254,8 @@ def _is_overflow(event: OpEvent, output: TensorStats) -> bool:
     no test of large values.
     """
     kept = event.phase == "backward" and any(_has_no_units(stats) for stats in event.inputs)
+    if event.name in EXPONENTIALS and event.phase != "backward" and not output.nan:
+        return True
     return event.wider != "nonfinite" or kept or (output.dtype == "float64" and not output.nan)
 
 

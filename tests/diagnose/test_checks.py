@@ -1018,6 +1018,24 @@ def test_weights_that_a_finite_step_leaves_broken_are_its_updates(losses, norms,
         assert [one for one in said if one in ("NS401", "NS402")] == [code]
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+def test_since_when_rows_that_no_batch_has_read_are_broken_is_not_said(is_over):
+    lookup = event(op="aten.embedding.default")
+    found = localization(lookup, origin="from_param", culprit="w")
+    raw, norm = (Series(name=n, steps=(3,), values=(0.5,)) for n in ("loss_raw", "grad_norm"))
+    given = evidence(None if is_over else found)
+    then = replace(
+        given.incident,
+        at=StepId(run="r", step=4),
+        phase="optimizer" if is_over else "forward",
+        history=(raw, norm),
+        bad_params=("w",),
+    )
+    best = diagnose(replace(given, incident=then), "incident")[0]
+    assert (best.code, best.confidence) == ("NS401", "certain")
+    assert "since" not in best.title + best.cause
+
+
 def refused(op, *inputs, message, **fields):
     """An operation that raised."""
     raised = event(op=op, inputs=inputs, outputs=(), **fields)

@@ -9,6 +9,8 @@ from torch import nn
 import nanstop
 from loop_scripts import investigated
 from nanstop.errors import TrainingStopped
+from nanstop.records import Report
+from nanstop.report.text.run_end import RunEnd
 from nanstop.store.incidents import load_report
 
 torch.set_num_threads(1)
@@ -40,6 +42,33 @@ def test_an_average_of_nothing_is_no_update(tmp_path):
     assert "made again, the updates up to step 4 leave them finite" in found.cause
     assert report.incident.remade_finite == 4
     assert report.audit[-1].action.kind == "stop"
+
+
+UNREAD = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Embedding(32, 8), nn.Linear(8, 4))
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, eps=0.0)
+for step in range(6):
+    ids = torch.arange(8)
+    optimizer.zero_grad()
+    net(ids).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_what_no_batch_reads_again_is_found_once_training_is_over(tmp_path):
+    """In the update that broke it, and not the last one."""
+    _, news = investigated(tmp_path / "script.py", UNREAD)
+    report = next(one for one in news if isinstance(one, Report))
+    assert report.diagnoses[0].code == "NS402"
+    assert (report.incident.at.step, report.localization.key.phase) == (0, "optimizer")
+    assert [atom.remedy for atom in report.proof.minimal] == ["optimizer_eps"]
+    assert report.proof.verdict == "proven"
+    (ended,) = [one for one in news if isinstance(one, RunEnd)]
+    assert list(ended.steps.values()) == [6]
 
 
 class CountsInGroups(torch.optim.SGD):

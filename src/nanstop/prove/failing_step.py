@@ -326,15 +326,17 @@ def breaking_update(rewind: WayBack) -> FailingStep | int | None:
 
 
 def update_at_fault(
-    step: Step, rewind: WayBack | None, names: tuple[str, ...]
+    step: Step | None, rewind: WayBack | None, names: tuple[str, ...]
 ) -> FailingStep | int | None:
     """Return the failing step of the update that broke weights, see ``breaking_update``; without a
-    way back that of ``step`` itself, if it breaks again some of the weights ``names``, which are
-    put right for its runs: None where it does not, where the optimizer's own state is not finite,
-    or where the window cannot be run. Undone; may synchronise the device.
+    way back that of ``step`` itself (None: the run is over), if it breaks again some of the weights
+    ``names``, which are put right for its runs: None where it does not, where the optimizer's own
+    state is not finite, or where the window cannot be run. Undone; may synchronise the device.
     """
     if rewind is not None:
         return breaking_update(rewind)
+    if step is None:
+        return None
     step = step.update_of(names)
     trainable = trainable_of(step.view)
     if not names or step.view.optimizer is None or nonfinite(trainable.state_tensors()):

@@ -93,6 +93,9 @@ from one, or one sums all.
 """
 EXPONENTIALS = ("exp", "exp2", "expm1", "sinh", "cosh")
 """Operations whose infinite result of a finite number is too large a number, in whatever format."""
+LOOKUPS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only")
+LOOKUPS += ("index", "_unsafe_index", "index_select", "gather")
+"""Operations that read some rows or places of a tensor, and not the others."""
 Confidence = Literal["certain", "likely", "possible"]
 ChangeKind = Literal[
     "raise_zeros", "fill_rows", "bound", "unmask", "supervise", "vary", "exponentiate"

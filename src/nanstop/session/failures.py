@@ -182,8 +182,8 @@ class Failures:
         """Investigate an update that a rehearsal says will ruin weights.
 
         ``lost_moments``: those of the rehearsal. Where the update cannot be run, what is
-        ``expected`` counts as far as it is not finite. Otherwise
-        returns why the update could not be judged, () where the whole of it ruins nothing.
+        ``expected`` counts as far as it is not finite. Otherwise returns why it could not be
+        judged, () where the whole of it ruins nothing.
         """
         found = Investigation(
             facts=self._run.facts, at=step.id, phase="optimizer", signals=(), live=self._run.live
@@ -204,6 +204,7 @@ class Failures:
         capture: Callable[[], FailingStep | None],
         interrupt: KeyboardInterrupt | None = None,
     ) -> Conclusion:
+        found.command = self._run.environment.command
         try:
             if interrupt is not None:
                 raise interrupt
@@ -262,22 +263,22 @@ class Failures:
     def _captured(
         self, found: Investigation, step: Step | None, rewind: WayBack | None, meeting: Meeting
     ) -> FailingStep | None:
-        if step is None or meeting.broken_by is not None:
-            return meeting.broken_by if step is not None else None
         several, rewritten = self._run.facts.world_size > 1, found.rewritten_at is not None
         if several:
             # An update of one rank's own gradients is none that the run has made.
             rewind = None
-            if not found.runs_alone(step):
-                return None
+            if meeting.broken_by is not None or step is None or not found.runs_alone(step):
+                return meeting.broken_by if step is not None else None
         if found.bad_params:
             found.written_by = self._run.written_by(found.bad_params)
             names = () if several or rewritten else found.bad_params
             broken = found.stage("rewind", lambda: update_at_fault(step, rewind, names))
             if isinstance(broken, FailingStep):
                 return broken
-            if broken == step.id.step - 1:
+            if broken == found.at.step - 1:
                 found.remade_finite = broken
+        if step is None:
+            return None
         found.stage("compiled", lambda: note_compiled(step))
         before, raised = rewind.steps if rewind is not None else (), found.raised
         failing = found.stage(
@@ -315,15 +316,13 @@ class Failures:
         failing: FailingStep | None = None,
         proof: Proof | None = None,
     ) -> Conclusion:
-        """Fold a repeat into the report of the first:
-        its remedy is used, unless it has a ``proof`` of its own.
-        """
+        """Fold a repeat into the report of the first; ``proof``: one of its own."""
         key = self.known.key_of(known)
         if proof is None and not names_samples(known):
             proof = known.proof
         comes_and_goes = known.replay is not None and known.replay.fidelity == "different"
-        proof = proof and replace(proof, incident=known.incident.id)
         lost = bool(now.by_itself and known.incident.bad_params)
+        proof = proof and replace(proof, incident=known.incident.id)
         action = self._choose(key, now, failing, proof, replays_clean=comes_and_goes, lost=lost)
         entry = AuditEntry(at=now.at, action=action, incident=known.incident.id)
         report = replace(known, count=known.count + 1, audit=(*known.audit, entry))

@@ -30,6 +30,7 @@ from nanstop.records import (
     BatchFact,
     BatchRows,
     Change,
+    CommandFacts,
     Diagnosis,
     Environment,
     Evidence,
@@ -80,6 +81,7 @@ class Investigation:
     at: StepId
     phase: Phase
     signals: tuple[Signal, ...]
+    command: CommandFacts | None = None
     raised: bool = False
     bad_params: tuple[str, ...] = ()
     bad_state: tuple[str, ...] = ()
@@ -222,7 +224,7 @@ class Investigation:
             phase=self.phase,
             signals=self.signals,
             facts=self.facts,
-            environment=self.stage("environment", _environment) or _UNKNOWN,
+            environment=self.stage("environment", self._environment) or _UNKNOWN,
             batch=self.batch,
             rows=self.rows,
             text=self.text,
@@ -256,6 +258,9 @@ class Investigation:
             made = Experiment(code=code, change=change, outcome=outcome)
             self.experiments = (*self.experiments, made)
         self._diagnose()
+
+    def _environment(self) -> Environment:
+        return replace(environment(), command=self.command or command())
 
     def _evidence(self) -> Evidence:
         return Evidence(
@@ -358,10 +363,6 @@ class Investigation:
             audit=(audit,),
             failures=tuple(self.failures),
         )
-
-
-def _environment() -> Environment:
-    return replace(environment(), command=command())
 
 
 def _facts_around(failing: FailingStep) -> tuple[BatchFact, ...]:

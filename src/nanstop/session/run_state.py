@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from nanstop.decide.policy import Policy
 from nanstop.numerics.weights import param_groups
-from nanstop.records import Atom, BatchRows, Report, RunFacts, SourceLine, StepId
+from nanstop.records import Atom, BatchRows, Environment, Report, RunFacts, SourceLine, StepId
 from nanstop.replay.step import Batch, ModelView, Step
 from nanstop.session.history import History
 from nanstop.session.telling.live import Live
@@ -35,6 +35,8 @@ class RunState(Protocol):
 
     @property
     def facts(self) -> RunFacts: ...
+    @property
+    def environment(self) -> Environment: ...
     @property
     def series(self) -> History: ...
     @property

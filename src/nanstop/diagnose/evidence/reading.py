@@ -21,6 +21,7 @@ from nanstop.records import (
 )
 from nanstop.records.facts import BY_HAND
 from nanstop.records.formats import SMALLEST
+from nanstop.records.vocabulary import LOOKUPS
 from nanstop.wording import number
 
 _OF_TORCH = (
@@ -46,6 +47,7 @@ WRITTEN = (*FORWARD, "hook")
 """Where operations are those that the program wrote down: none is a derivative's."""
 
 
+_ONCE_OVER = ("optimizer", "evaluate", "generate")
 _NO_TENSORS = ("loss", "exception")
 """What a failure reaches beside gradients and weights."""
 _ROUNDING = (
@@ -295,10 +297,15 @@ def came_broken(evidence: Evidence, names: Iterable[str]) -> bool:
 
 def breaking_update(evidence: Evidence) -> int | None:
     """Return the step after whose update weights are found not finite: its loss and its gradients
-    were finite. None where the numbers of the run do not say so.
+    were finite. None where the numbers of the run do not say so: a forward that looks rows up may
+    not have read before what is bad, nor has what reads weights once training is over.
     """
-    incident = evidence.incident
+    incident, found = evidence.incident, evidence.localization
     if incident is None or not incident.bad_params or came_broken(evidence, incident.bad_params):
+        return None
+    event = found.first_bad if found is not None else None
+    is_in_part = event is not None and event.name in LOOKUPS and not incident.put_right
+    if is_in_part or (found is None and incident.phase in _ONCE_OVER):
         return None
     step = incident.at.step - 1
     seen = (dict(series_values(evidence, name)).get(step) for name in ("loss_raw", "grad_norm"))

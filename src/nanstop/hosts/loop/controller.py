@@ -220,7 +220,7 @@ class LoopController:
             self.hooks.stop()
         try:
             if self._view is not None:
-                odd = self.ends.end(self._view, self.step_id())
+                odd = self.ends.end(self._view, self.step_id(), is_well=not exit_code)
                 LEFT.note(odd, loaded=self.facts.odd_weights)
         finally:
             self.session.finish(STOPPED if self._stopped else exit_code)

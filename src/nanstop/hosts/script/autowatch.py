@@ -392,7 +392,7 @@ def _finish() -> None:
         _loops.end()
         try:
             _loops.judge.refusals.report(at_end=True)
-            _loops.controller.finish(1 if getattr(sys, "last_value", None) is not None else 0)
+            _loops.finish(1 if getattr(sys, "last_value", None) is not None else 0)
         except TrainingStopped as stop:  # the script is over: nothing is left that could catch it
             sys.last_value = stop
             _log.warning("nanstop: %s", stop)

@@ -94,6 +94,11 @@ class RawLoops:
         self.state.leave()
         self.state.window = ScriptWindow(closed=True)
 
+    def finish(self, exit_code: int) -> None:
+        """Finish the session: what is run again for it has no part in the loop."""
+        with self.state.pause():
+            self.controller.finish(exit_code)
+
     def optimizers_at_work(self) -> list[Optimizer]:
         """Return the optimizers that have made an update."""
         return [optimizer for optimizer, num in self._updates.items() if num]

@@ -373,7 +373,7 @@ class TrainerWatch:
         self._step_done()
         self.carrier.close()
         self.carrier.begin_window()
-        odd = self.windows.ends.end(self.view, self.step_id())
+        odd = self.windows.ends.end(self.view, self.step_id(), is_well=not exit_code)
         LEFT.note(odd, loaded=self.facts.odd_weights)
         session.finish(exit_code or (STOPPED if self._stop is not None else 0))
         self._incidents.end()

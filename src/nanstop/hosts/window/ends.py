@@ -202,15 +202,16 @@ class WindowEnds:
             self._tell(decision, step.past or "done", before)
         return True
 
-    def ask(self, step: Step | None, alarm: Alarm) -> Decision | None:
+    def ask(self, step: Step | None, alarm: Alarm, *, goes_back: bool = True) -> Decision | None:
         """Tell the session; return what it resolves, None where nothing can be carried out.
 
-        A stop is made known at once.
+        A stop is made known at once. Without ``goes_back`` no earlier window is run again.
         """
         self._reported, session = alarm.broken, self._host.session
         try:
             told = replace(alarm, signals=(*alarm.signals, *self._beside()))
-            decision = session.failed(step, told, rewind=self.way_back(), ranks=self._together)
+            rewind = self.way_back() if goes_back else None
+            decision = session.failed(step, told, rewind=rewind, ranks=self._together)
         except Exception as error:  # nanstop is never the reason a run dies
             _log.warning("nanstop: the failure was not investigated (%s)", named(error))
             if self._together.size == 1:
@@ -274,8 +275,9 @@ class WindowEnds:
             self._host.stop(decision)
         return False
 
-    def end(self, view: ModelView, at: StepId) -> tuple[TensorStats, ...]:
-        """Report weights that the last update has broken.
+    def end(self, view: ModelView, at: StepId, *, is_well: bool) -> tuple[TensorStats, ...]:
+        """Report weights that an update has broken; which one is looked for where the training has
+        ended well.
 
         Return all that are not finite or far too large.
 
@@ -290,7 +292,7 @@ class WindowEnds:
         except Exception:  # after some errors a device answers nothing any more
             return ()
         if alarm is not None:
-            self.ask(None, alarm)
+            self.ask(None, alarm, goes_back=is_well)
         return odd
 
     def _look(

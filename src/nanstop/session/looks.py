@@ -98,7 +98,8 @@ class Looks:
 
     def before_update(self, step: Step) -> None:
         self._window, optimizer = step.id, step.view.optimizer
-        is_other = step.view.root is not self._run.view.root
+        mine = self._run.view
+        is_other = step.view is not mine and step.view.root is not mine.root
         self._num_apart = self._num_apart + 1 if is_other else 0
         if self._num_apart >= MOST_APART:
             self._go_on_with(step.view)

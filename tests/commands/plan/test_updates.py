@@ -45,7 +45,7 @@ def test_the_bound_grows_with_the_learning_rate_and_has_an_end():
 
 
 def test_what_an_update_raises_in_float32_is_said():
-    def broken():
+    def broken(_):
         raise RuntimeError("no room")
 
     _, one = trials_at(1e-3)

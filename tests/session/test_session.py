@@ -23,6 +23,7 @@ from nanstop.session import investigation, looks
 from nanstop.session.failures import Failures
 from nanstop.session.history import History
 from nanstop.session.investigation import Investigation
+from nanstop.session.machine import environment
 from nanstop.session.session import Session
 from nanstop.session.telling.live import Live
 from nanstop.store.incidents import Store, load_report
@@ -194,6 +195,7 @@ def test_an_investigation_has_no_effect_and_its_records_get_their_id_at_the_end(
         policy=Policy(),
         view=step.view,
         facts=step.facts,
+        environment=environment(),
         series=History(),
         metrics=History(),
         live=Live(tmp_path, []),

@@ -181,13 +181,17 @@ def of_features(net, batch):
 def test_a_function_that_has_no_value_for_much_of_what_it_is_given_is_no_witness(loss, unchanged):
     torch.manual_seed(0)
     step = FnStep(nn.Linear(4, 3), loss, [{"x": torch.randn(64, 4)}])
-    key = FailureKey(kind="nan", phase="forward", op="aten.log.default", module="")
-    code = loss.__code__
-    target = f"{code.co_filename}:{code.co_firstlineno + 1}"
-    trials = Trials(FailingStep(step=step, micro=0, micros=(0,)), key)
-    found = trials.trial((Atom(remedy="form", target=target, value="guarded"),))
+    found = guarded(step, loss, 1)
     assert found.outcome == "pass"
     assert found.rows_unchanged is unchanged
+
+
+def guarded(step, loss, line, phase="forward"):
+    """What a guard of a line of a loss, counted from its first, comes to."""
+    key = FailureKey(kind="nan", phase=phase, op="aten.log.default", module="")
+    target = f"{loss.__code__.co_filename}:{loss.__code__.co_firstlineno + line}"
+    trials = Trials(FailingStep(step=step, micro=0, micros=(0,)), key)
+    return trials.trial((Atom(remedy="form", target=target, value="guarded"),))
 
 
 def of_pulled(net, batch):
@@ -221,11 +225,7 @@ def test_a_guard_leaves_the_loss_that_a_step_has_and_makes_up_no_target(loss, li
     batch = {"x": torch.randn(16, 1 if loss is of_pulled else 4), "mu": torch.rand(16, 1) + 0.1}
     batch["mu"][3] = 0.0
     step = FnStep(nn.Linear(batch["x"].shape[1], 1 if loss is of_pulled else 4), loss, [batch])
-    phase = "backward" if loss is of_pulled else "forward"
-    key = FailureKey(kind="nan", phase=phase, op="aten.log.default", module="")
-    target = f"{loss.__code__.co_filename}:{loss.__code__.co_firstlineno + line}"
-    trials = Trials(FailingStep(step=step, micro=0, micros=(0,)), key)
-    found = trials.trial((Atom(remedy="form", target=target, value="guarded"),))
+    found = guarded(step, loss, line, "backward" if loss is of_pulled else "forward")
     assert found.outcome == "pass"
     assert found.rows_unchanged is unchanged
 

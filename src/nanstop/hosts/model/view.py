@@ -153,8 +153,8 @@ class PlainView(StructureView):
         return self._others(self.root, self.optimizer) if self.optimizer is not None else ()
 
     def by(self: _View, optimizer: Optimizer) -> _View:
-        view = copy(self)
-        vars(view)["optimizer"] = optimizer
+        view: Any = copy(self)
+        view.optimizer = optimizer
         return view
 
     def about_optimizer(self) -> dict[str, Any]:

@@ -162,10 +162,9 @@ def _zero_loss(args: Any) -> str | None:
     """
     if group_size(args) is None or getattr(args, "beta", None) != 0.0:
         return None
-    off_policy = (
-        getattr(args, "steps_per_generation", None) or 0
-    ) > args.gradient_accumulation_steps
-    if off_policy or getattr(args, "num_iterations", 1) > 1:
+    per_generation = getattr(args, "steps_per_generation", None) or 0
+    is_off_policy = per_generation > args.gradient_accumulation_steps
+    if is_off_policy or getattr(args, "num_iterations", 1) > 1:
         return None
     return (
         "on-policy with beta 0: "

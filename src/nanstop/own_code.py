@@ -16,6 +16,7 @@ from functools import cache, lru_cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -174,3 +175,15 @@ def _installed_folders() -> tuple[str, ...]:
 def _all_forms(paths: Iterable[str | None]) -> tuple[str, ...]:
     ends = (form.rstrip(os.sep) for path in paths if path for form in _forms(path))
     return tuple(dict.fromkeys(ends))
+
+
+def without_own(traceback: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of nanstop."""
+    kept = []
+    while traceback is not None:
+        if not is_own(traceback.tb_frame.f_code.co_filename):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    for each, following in zip(kept, [*kept[1:], None], strict=False):
+        each.tb_next = following
+    return kept[0] if kept else None

@@ -84,6 +84,7 @@ class GradientWrites(OwnMode):
         if not self.num_stacks:
             return False
         self._alias = self._of_weight = None
+        self._parameters = {}
         self._gradients.clear()
         self._made.clear()
         was_on = take_off(self)

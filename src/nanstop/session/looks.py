@@ -119,13 +119,16 @@ class Looks:
             self._look(lambda: self._counted(self._rows.note(step)))
 
     def _go_on_with(self, view: ModelView) -> None:
-        """Look at another model from here on, unless it is a part of the one so far, or trained by
+        """Have the run be of another model, unless it is a part of the one so far, or trained by
         the same optimizer: that one is let go of.
         """
         self._num_apart, own = 0, set(map(id, self._run.view.root.parameters()))
         if not own.isdisjoint(map(id, parameters_of(view).values())):
             return
         self._run.follow(view)
+
+    def follow(self, view: ModelView) -> None:
+        """Look at another model from here on."""
         self._gauge.drop()
         self._gauge = Gauge(view, self._clock)
         for look in (self._early, self._early.arrival, self._rows):

@@ -243,6 +243,7 @@ class Session(WatchedRun):
 
     def follow(self, view: ModelView) -> None:
         self.view = self._cured = view
+        self._looks.follow(view)
 
     def accounted(self, account: GradientAccount) -> None:
         self._looks.accounted(account)

@@ -140,6 +140,9 @@ class WatchedRun(Protocol):
         are about to move. Return that the training is to stop, where a look has come to that.
         """
 
+    def follow(self, view: ModelView) -> None:
+        """Have the run be of another model from here on; hold nothing of the last."""
+
     def accounted(self, account: GradientAccount) -> None:
         """Look at what became of gradients from their backward to an update that was made.
         No device work.

@@ -54,7 +54,10 @@ class LoopController:
         self._finished = False
         self._stopped = False
         self._until_update = ExitStack()
-        self._view: ModelView | None = None
+        self._follows_next = False
+        """Whether the last model was let go of: the run is of the next one at once."""
+        self.view: ModelView | None = None
+        """Of what was trained last."""
         self.hooks: HookWrites | None = None
         """What has been looked for since the first micro-batch."""
         self.ends = WindowEnds(self)
@@ -118,7 +121,9 @@ class LoopController:
 
         self._note_hook_writes()
         is_late = gated is not None and gated.is_launched
-        ending, self._view = Ending(), step.view
+        if self._follows_next:
+            self._follow(step.view)
+        ending, self.view = Ending(), step.view
         self.ends.close(step, read, ending, can_redo=can_redo, rest=rest, late=is_late)
         reading = ending.reading if norm is not None else None
         self.latest_norm = reading.norm if reading is not None else None
@@ -160,6 +165,8 @@ class LoopController:
 
         The caller raises it again unchanged.
         """
+        if self._follows_next:
+            self._follow(step.view)
         at = self.step_id(len(step.micros) - 1)
         found = alarm_of_exception(step.view, at, error, phase or phase_of(error))
         self.ends.ask(step, replace(found, no_redo=RAISED, is_past=True))
@@ -170,6 +177,8 @@ class LoopController:
 
         Errors: ``TrainingStopped`` where that is resolved.
         """
+        if self._follows_next:
+            self._follow(step.view)
         at, loss = self.step_id(len(step.micros) - 1), step.micros[-1].loss
         value = float(loss) if loss is not None else None
         signal = Signal(
@@ -219,11 +228,29 @@ class LoopController:
         if self.hooks is not None:
             self.hooks.stop()
         try:
-            if self._view is not None:
-                odd = self.ends.end(self._view, self.step_id(), is_well=not exit_code)
-                LEFT.note(odd, loaded=self.facts.odd_weights)
+            self._end(is_well=not exit_code)
         finally:
             self.session.finish(STOPPED if self._stopped else exit_code)
+
+    def _end(self, *, is_well: bool) -> None:
+        if self.view is not None:
+            odd = self.ends.end(self.view, self.step_id(), is_well=is_well)
+            LEFT.note(odd, loaded=self.facts.odd_weights)
+
+    def let_go(self) -> None:
+        """Look once more at what was trained last and hold it no more: a script that goes on trains
+        another model.
+        """
+        self._end(is_well=True)
+        self.ends.begin()
+        self.view, self._follows_next = None, True
+        if self.session is not None:
+            self.session.follow(PlainView(nn.Module()))
+
+    def _follow(self, view: ModelView) -> None:
+        self._follows_next = False
+        if self.session is not None:
+            self.session.follow(view)
 
     # ---- what a window's end asks for
 

@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from nanstop.detect.texts import TEXTS
@@ -25,7 +24,7 @@ from nanstop.hosts.lightning.trainers import trainer_classes
 from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.script_warnings import show_at_script
-from nanstop.own_code import is_library, is_own
+from nanstop.own_code import is_library, without_own
 from nanstop.tracebacks import passes_through
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ _open_session: OpenSession | None = None
 _loops: Any = None
 _heard_by: list[Callable[[Any], None]] = []
 _num_pauses = 0
+_letting_go: Any = None
+"""What lets go of models that the script has thrown away, from the import of torch on."""
 _first_use: Any = None
 """What looks for the first step of a loop without an optimizer, None where it is not looked for."""
 _compiles_functions = False
@@ -84,6 +85,12 @@ def install(open_session: OpenSession) -> None:
 
 
 def _stand_in_for_torch(torch: Any) -> None:
+    global _letting_go  # noqa: PLW0603
+    if _letting_go is None:
+        from nanstop.hosts.letting_go import LettingGo
+
+        _letting_go = LettingGo(lambda: _loops)
+        _letting_go.install(table)
     utils = torch.nn.utils
     table.replace(torch.optim.Optimizer, "__init__", _made_optimizer)
     table.replace(torch.nn.Module, "load_state_dict", _load_weights)
@@ -133,14 +140,14 @@ def unwatch() -> None:
 
     Without ``install`` before, do nothing.
     """
-    global _open_session, _loops, _first_use  # noqa: PLW0603
+    global _open_session, _loops, _first_use, _letting_go  # noqa: PLW0603
     _end_first_use()
     _first_use = None
     table.undo()
     if _open_session is not None:
         atexit.unregister(_finish)
         _finish()
-    _open_session = _loops = None
+    _open_session = _loops = _letting_go = None
     LEFT.optimizers_at_work = tuple
     TEXTS.forget()
     if "nanstop.detect.objective.fetched" in sys.modules:
@@ -214,6 +221,8 @@ def _load_pretrained(original: Any, kind: Any, *args: Any, **kwargs: Any) -> Any
     """Stand in for ``PreTrainedModel.from_pretrained``, as above."""
     from nanstop.hosts.model.loaded_weights import LOADED
 
+    if _letting_go is not None:
+        _letting_go.look()
     return LOADED.load_pretrained(original, kind, *args, **kwargs)
 
 
@@ -332,6 +341,7 @@ def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         # The watch takes over the train() that it finds:
         # a subclass's, through which the call came, must not run twice.
         own["train"] = partial(original, trainer)
+        scope.callback(_letting_go.trainer_ended)
         scope.callback(own.pop, "train", None)
         try:
             from nanstop.hosts.trainer.watch import watch_trainer
@@ -356,11 +366,11 @@ def _uncaught(original: Any, kind: Any, error: BaseException, traceback: Any) ->
         if one is None or id(one) in seen:
             continue
         seen.add(id(one))
-        one.__traceback__ = _without_own(one.__traceback__)
+        one.__traceback__ = without_own(one.__traceback__)
         chain += [one.__cause__, one.__context__]
     if _loops is not None and isinstance(error, Exception):
         _loops.judge.died(error)
-    original(kind, error, _without_own(traceback))
+    original(kind, error, without_own(traceback))
 
 
 def _uncaught_in_thread(original: Any, died: Any) -> None:
@@ -370,17 +380,6 @@ def _uncaught_in_thread(original: Any, died: Any) -> None:
     if isinstance(died.exc_value, TrainingStopped):
         sys.last_value = died.exc_value  # as the interpreter does for the main thread
     original(died)
-
-
-def _without_own(traceback: TracebackType | None) -> TracebackType | None:
-    kept = []
-    while traceback is not None:
-        if not is_own(traceback.tb_frame.f_code.co_filename):
-            kept.append(traceback)
-        traceback = traceback.tb_next
-    for each, following in zip(kept, [*kept[1:], None], strict=False):
-        each.tb_next = following
-    return kept[0] if kept else None
 
 
 def _finish() -> None:

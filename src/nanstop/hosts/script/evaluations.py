@@ -7,8 +7,9 @@ only then are the latest calls made again, undone, and looked at.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,8 @@ _MAX_HELD_BYTES = 2**24
 
 @frozen
 class _Noted:
-    module: nn.Module
+    module: ref[nn.Module]
+    """The script may throw away what it has evaluated."""
     args: Any
     kwargs: Any
     trains: bool
@@ -47,10 +49,10 @@ class EvaluationMicro:
     calls_script = False
     reduced = False
 
-    def __init__(self, noted: _Noted, number: float) -> None:
+    def __init__(self, noted: _Noted, module: nn.Module, number: float) -> None:
         self.loss: Tensor | None = torch.tensor(number)
         self.rng: RngState = note_rng()
-        self.module = noted.module
+        self.module = module
         self._noted = noted
         with torch.inference_mode(mode=False):
             self._args, self._kwargs = mapped(noted.args, _usual), mapped(noted.kwargs, _usual)
@@ -72,9 +74,9 @@ class EvaluationMicro:
             return replaced.get(id(value), value)
 
         args, kwargs = mapped(self._args, entry), mapped(self._kwargs, entry)
-        noted.module.train(noted.trains)  # put back by whoever runs it
+        self.module.train(noted.trains)  # put back by whoever runs it
         with torch.no_grad(), in_autocast(noted.autocast):
-            return _largest(tensors(noted.module(*args, **kwargs)))
+            return _largest(tensors(self.module(*args, **kwargs)))
 
     def leaves(self) -> Iterable[Tensor]:
         return ()
@@ -96,7 +98,7 @@ class Evaluations:
         versions = tuple(map(version, given))
         device = next((tensor.device.type for tensor in given), "cpu")
         noted = _Noted(
-            module, args, kwargs, module.training, versions, size, autocast_state(device)
+            ref(module), args, kwargs, module.training, versions, size, autocast_state(device)
         )
         self._noted.append(noted)
         while len(self._noted) > 1 and sum(one.num_bytes for one in self._noted) > _MAX_HELD_BYTES:
@@ -108,13 +110,19 @@ class Evaluations:
     @property
     def modules(self) -> list[nn.Module]:
         """The models that were called, the latest first."""
-        return list({id(noted.module): noted.module for noted in reversed(self._noted)}.values())
+        return list({id(module): module for _, module in self._alive()}.values())
 
     def take(self, number: float) -> list[EvaluationMicro]:
         """Return the noted calls, the latest first, and forget them."""
-        found = [EvaluationMicro(noted, number) for noted in reversed(self._noted)]
+        found = [EvaluationMicro(noted, module, number) for noted, module in self._alive()]
         self.clear()
         return found
+
+    def _alive(self) -> Iterator[tuple[_Noted, nn.Module]]:
+        for noted in reversed(self._noted):
+            module = noted.module()
+            if module is not None:
+                yield noted, module
 
 
 def _usual(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from torch import distributed
 from torch.optim import Optimizer
@@ -84,15 +84,39 @@ class RawLoops:
     def end(self) -> None:
         """Look once more at what is under way, and let go of it."""
         if self.state.idle:
-            with suppress(TrainingStopped):  # it is over
-                self.judge.awaited.settle()
-                self.judge.left_out.look(ENDED)
+            self._settle()
             ended_well = getattr(sys, "last_value", None) is None
             never = self._asked.never_made(self.controller.step_id()) if ended_well else ()
             for account in never:
                 self.judge.never_updated(account)
+        self._leave()
+
+    def _settle(self) -> None:
+        with suppress(TrainingStopped):  # it is over
+            self.judge.awaited.settle()
+            self.judge.left_out.look(ENDED)
+
+    def _leave(self) -> None:
         self.state.leave()
         self.state.window = ScriptWindow(closed=True)
+
+    def trained(self) -> list[ref[Any]]:
+        """Return what a script has to hold so as to go on with what it has trained last, nothing
+        where that is not to be asked now, or remedies are in force on it.
+        """
+        view, session = self.controller.view, self.controller.session
+        if view is None or session is None or session.in_force or not self.state.idle:
+            return []
+        return [ref(view.optimizer or view.root), *map(ref, view.others)]
+
+    def let_go(self) -> None:
+        """End the training of what the script holds no more."""
+        self._settle()
+        self._leave()
+        self._steps.forget()
+        self.state.accounts.leave_own()
+        with self.state.pause():
+            self.controller.let_go()
 
     def finish(self, exit_code: int) -> None:
         """Finish the session: what is run again for it has no part in the loop."""

@@ -226,6 +226,10 @@ class Steps:
         # The only one there is updates something else: that it does is a finding of its own.
         return next(iter(self.updates)) if len(self.updates) == 1 else None
 
+    def forget(self) -> None:
+        """Hold nothing of the model that was trained last."""
+        self._views.clear()
+
     def _view(
         self, window: ScriptWindow, optimizer: Optimizer | None, parameters: Sequence[Tensor]
     ) -> PlainView:

@@ -67,7 +67,7 @@ class GradientAccounts:
     def made(self, optimizer: Optimizer, line: Line = None) -> None:
         """Follow an optimizer, which ``line`` made, from its first update on."""
         if optimizer not in self._followed:
-            self._leave_own()
+            self.leave_own()
             self._followed[optimizer] = Followed(optimizer, line)
             self.is_looking = True
 
@@ -102,14 +102,14 @@ class GradientAccounts:
                 account = own.told(account) if account is not None else None
             are_others = not any(p is leaf for leaf in reached for p in one.parameters())
             if are_others or one.num_updates > MOST_OWN:
-                self._leave_own()
+                self.leave_own()
         elif reached and len({isinstance(leaf, nn.Parameter) for leaf in reached}) == 1:
             self._own = OwnUpdate(reached)
             self._followed[self._own] = Followed(self._own, None)
             self.is_looking = True
         return account
 
-    def _leave_own(self) -> None:
+    def leave_own(self) -> None:
         """Follow no update of the script's own any more."""
         self._may_be_own = False
         if self._own is not None:

@@ -1,0 +1,195 @@
+"""Models that a script has trained and thrown away are gone when it needs memory for the next."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+
+import tiny
+from loop_scripts import run_script
+from nanstop.decide.policy import Policy
+from nanstop.hosts.references import is_held_elsewhere
+from nanstop.hosts.script import autowatch
+from nanstop.session.factory import opener
+from nanstop.store.incidents import Store
+
+FOLDS = """
+import gc
+import weakref
+
+import torch
+from torch import nn
+
+kept, alive = [], []
+
+
+def train(fold):
+    torch.manual_seed(fold)
+    net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 2)).to("cpu")
+    parameters = list(net.parameters())
+    optimizers = [torch.optim.AdamW(some, lr=1e-2) for some in SPLIT(parameters)]
+    schedules = [torch.optim.lr_scheduler.StepLR(one, 2) for one in optimizers]
+    for step in range(4):
+        loss = net(torch.randn(8, 8)).square().mean()
+        if step == BAD:
+            loss = loss + (net[2].bias * 0).sum().sqrt()
+        loss.backward()
+        for one in optimizers:
+            one.step()
+        for one in schedules:
+            one.step()
+        if not optimizers:
+            with torch.no_grad():
+                for p in parameters:
+                    p -= 0.01 * p.grad
+        net.zero_grad()
+    with torch.no_grad():
+        net.eval()(torch.randn(8, 8))
+    kept.extend(weakref.ref(one) for one in (net, parameters[0], *optimizers))
+
+
+for fold in range(2):
+    train(fold)
+    FREE()
+    alive.append([one() is not None for one in kept])
+"""
+
+
+SPLITS = {"one": "[p]", "two": "[p[:2], p[2:]]", "by hand": "[]"}
+
+
+@pytest.mark.parametrize(
+    ("free", "split", "bad"),
+    [
+        ("gc.collect()", "one", None),
+        ("torch.cuda.empty_cache()", "one", None),
+        ("nn.Linear(2, 2).to('cpu')", "one", None),
+        ("nn.Linear(2, 2).to('cpu')", "two", None),
+        ("nn.Linear(2, 2).to('cpu')", "by hand", None),
+        ("nn.Linear(2, 2).to('cpu')", "one", 2),
+    ],
+)
+def test_a_model_and_its_optimizer_are_gone_where_memory_is_freed_or_needed(
+    free, split, bad, tmp_path
+):
+    source = FOLDS.replace("FREE()", free)
+    given = {"SPLIT": eval(f"lambda p: {SPLITS[split]}"), "BAD": bad}
+    store = Store(tmp_path / "incidents", None)
+    ending = run_script(tmp_path / "a.py", source, opener(Policy(), store, lambda _: None), **given)
+    assert ending["alive"] == [[False] * len(each) for each in ending["alive"]]
+    assert len(store.reports) == (bad is not None)
+    plain = run_script(tmp_path / "b.py", source, **given)
+    assert plain["alive"] == ending["alive"]
+
+
+HELD = """
+import gc
+import weakref
+
+import torch
+from torch import nn
+
+
+class Holder:
+    pass
+
+
+def train():
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        net(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    return optimizer
+
+
+def hold():
+    optimizer = train()
+    seen.append(weakref.ref(optimizer))
+    HOLD
+
+
+def within():
+    optimizer = train()
+    seen.append(weakref.ref(optimizer))
+    LOOK()
+    return optimizer is not None
+
+
+seen, held = [], []
+WITHIN or hold()
+LOOK()
+"""
+
+
+UPDATES_IN_A_HOOK = """
+    p = optimizer.param_groups[0]["params"][0]
+    p.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    held.append(p)
+"""
+
+
+@pytest.mark.parametrize(
+    ("hold", "is_held"),
+    [
+        ("pass", False),
+        ("held.append(optimizer)", True),
+        ("held.append(torch.optim.lr_scheduler.StepLR(optimizer, 2))", True),
+        ("held.append(one for one in [optimizer])", True),
+        ("held.append(lambda: optimizer)", True),
+        # A circle through the optimizer is the script's as far as the script holds a part of it.
+        ("one = Holder(); one.it = optimizer; optimizer.owner = one; held.append(one)", True),
+        ("one = Holder(); one.it = optimizer; optimizer.owner = one", False),
+        # Updates that a hook makes: the script holds the model, which holds the hook.
+        (
+            UPDATES_IN_A_HOOK,
+            True,
+        ),
+    ],
+)
+def test_what_the_script_holds_in_any_way_is_held(hold, is_held, tmp_path):
+    said = []
+
+    def look():
+        gc.collect()
+        loops = autowatch._loops
+        said.append(is_held_elsewhere(loops.trained(), loops))
+
+    source = HELD.replace("HOLD", hold)
+    opening = opener(Policy(), Store(tmp_path / "incidents", None), lambda _: None)
+    run_script(tmp_path / "a.py", source, opening, LOOK=look, WITHIN=False)
+    assert said == [is_held]
+
+
+def test_what_a_running_function_holds_is_held(tmp_path):
+    said = []
+
+    def look():
+        loops = autowatch._loops
+        said.append(is_held_elsewhere(loops.trained(), loops))
+
+    source = HELD.replace("HOLD", "pass").replace("WITHIN or", "within() and not WITHIN and")
+    opening = opener(Policy(), Store(tmp_path / "incidents", None), lambda _: None)
+    run_script(tmp_path / "a.py", source, opening, LOOK=look, WITHIN=True)
+    assert said[0] is True
+
+
+def test_a_trainer_is_gone_where_the_next_model_is_moved(tmp_path):
+    kept = []
+
+    def train():
+        args = TrainingArguments(**tiny.training_args(tmp_path, max_steps=1))
+        trainer = Trainer(model=tiny.llama(), args=args, train_dataset=tiny.TokenRows())
+        trainer.train()
+        kept.extend(map(weakref.ref, (trainer, trainer.model, trainer.optimizer.optimizer)))
+
+    autowatch.install(opener(Policy(), Store(tmp_path / "incidents", None), lambda _: None))
+    try:
+        train()
+        torch.nn.Linear(2, 2).to("cpu")
+    finally:
+        autowatch.unwatch()
+    assert [one() for one in kept] == [None] * 3

@@ -38,7 +38,8 @@ Under = Callable[[], AbstractContextManager[Any]]
 def is_compiling() -> bool:
     """Return whether anything of this process was compiled: a hook would have it compiled again."""
     utils = sys.modules.get("torch._dynamo.utils")
-    return bool(utils is not None and utils.counters.get("frames"))
+    # A frame that is to be one graph (``fullgraph``) is not counted as a frame.
+    return utils is not None and any(map(utils.counters.get, ("frames", "stats")))
 
 
 def inside_transform() -> bool:

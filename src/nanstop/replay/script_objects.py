@@ -61,6 +61,15 @@ def reaches_iterator(roots: Iterable[Any], called: Iterable[Any] = ()) -> bool:
     return _Walk(list(roots), called).reaches_iterator
 
 
+def reached(called: Any) -> tuple[list[nn.Module], list[Tensor]]:
+    """Return the modules that a call may come to, none of them a part of another one, and the
+    tensors that are no module's.
+    """
+    walk = _Walk([], [called])
+    parts = {id(part) for one in walk.modules for part in one.modules() if part is not one}
+    return [one for one in walk.modules if id(one) not in parts], walk.tensors
+
+
 @contextmanager
 def _counted_apart(tables: Iterable[MutableMapping[Any, Any]]) -> Iterator[None]:
     """Have copies of iterators in tables inside, where these can be copied."""
@@ -76,7 +85,8 @@ def _counted_apart(tables: Iterable[MutableMapping[Any, Any]]) -> Iterator[None]
 
 
 class _Walk:
-    """Collects what can be changed: ``tables`` of names and values, random ``generators``.
+    """Collects what can be changed: ``tables`` of names and values, random ``generators``,
+    ``tensors`` that are no module's; the ``modules`` among what it comes to.
 
     A container is noted with the table that it is an entry of.
     """
@@ -84,6 +94,8 @@ class _Walk:
     def __init__(self, roots: list[Any], called: Iterable[Any]) -> None:
         self.tables: list[MutableMapping[Any, Any]] = []
         self.generators: list[Any] = []
+        self.modules: list[nn.Module] = []
+        self.tensors: list[Tensor] = []
         self.reaches_iterator = False
         seen = {id(root): root for root in roots}  # held: an id is of what lives
         pending = [*called, *(held for root in roots for held in _attributes(root))]
@@ -92,6 +104,10 @@ class _Walk:
             if one is not None and not isinstance(one, _PLAIN) and id(one) not in seen:
                 seen[id(one)] = one
                 pending += self._held(one)
+                if isinstance(one, nn.Module):
+                    self.modules.append(one)
+            elif isinstance(one, Tensor):
+                self.tensors.append(one)
 
     def _held(self, one: Any) -> Iterable[Any]:
         """Note what can be changed about an object; return what it leads to."""

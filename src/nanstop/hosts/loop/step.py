@@ -169,7 +169,7 @@ class LoopStep:
     @property
     def condition(self) -> str:
         """Under what of the script's own alone the window fails when it is run again, or ""."""
-        hooked = [pair for m in self.micros for pair in getattr(_hooks_of(m), "hooks", ())]
+        hooked = [pair for m in self.micros for pair in getattr(_called_beside(m), "hooks", ())]
         lines = [line for pair in hooked for hook in pair for line in hook_lines(hook, -1)]
         if not lines:
             return ""
@@ -235,7 +235,7 @@ class LoopStep:
         with (
             self.remedies.under(self.view, micro),
             torch.enable_grad(),  # sinks such as clip_grad_norm_ run without
-            run_again(root, self._leaves(), compiled=compiled, host=_hooks_of(noted)),
+            run_again(root, self._leaves(), compiled=compiled, host=_called_beside(noted)),
             self.replicas.alone(),
             redirected(root),
         ):
@@ -328,10 +328,10 @@ class LoopStep:
             away.fetch()
 
 
-def _hooks_of(micro: Micro) -> SimpleNamespace | None:
+def _called_beside(micro: Micro) -> SimpleNamespace:
     """Return what holds the script's functions that a run calls beside its models."""
-    hooked = getattr(micro, "is_hooked", False)
-    return SimpleNamespace(hooks=getattr(micro, "hooks", ())) if hooked else None
+    hooks: Any = getattr(micro, "hooks", ()) if getattr(micro, "is_hooked", False) else ()
+    return SimpleNamespace(hooks=hooks, functions=getattr(micro, "functions", ()))
 
 
 def learning_rates(optimizer: Optimizer | None) -> tuple[Any, ...]:

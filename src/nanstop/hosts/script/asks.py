@@ -18,7 +18,7 @@ from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import NO_MODEL
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
-from nanstop.replay.rng import drawn
+from nanstop.hosts.tape.unrepeated import drawing_again
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
@@ -114,10 +114,10 @@ class Asks:
         by hand.
         """
         state = self._state
-        if not state.idle or state.compiles_functions:
+        if not state.idle:
             return made(*args, **kwargs)
         if form is None or not state.by_hand:
-            return self._one_call(made, args, kwargs)
+            return self.one_call(made, args, kwargs)
         state.ignore_writes()
         state.drop()
         window, rng = state.begin_window(), state.rng.note()
@@ -135,15 +135,15 @@ class Asks:
             state.not_watching(f"{type(error).__name__}: {error}")
         return result
 
-    def _one_call(self, made: Any, args: Any, kwargs: Any) -> Any:
-        """Have what a transform makes of its operands recorded as one operation: inside of it they
-        are no tensors that mean anything outside.
+    def one_call(self, made: Any, args: Any, kwargs: Any, *, but: Sequence[Tensor] = ()) -> Any:
+        """Have what a transform or a compiled function makes of its operands recorded as one
+        operation: inside of it they are no tensors that mean anything outside. Not one that writes
+        to tensors (``but``) that nobody would put back.
         """
         with self._state.untaped() as tape, self._state.pause():
             if tape is None:
                 return made(*args, **kwargs)
-            before = drawn()
-            is_alike = lambda: drawn() == before  # noqa: E731
+            is_alike = drawing_again(self._state.rng.note(), but)
             return tape.call(made, args, kwargs, always=False, is_alike=is_alike)
 
     def _ask_by_hand(self, original: Any, asked: Asked) -> Any:

@@ -45,10 +45,6 @@ _letting_go: Any = None
 _first_use: Any = None
 """What looks for the first step of a loop without an optimizer, None where it is not looked for."""
 _compiles_functions = False
-_KERNELS = ("bitsandbytes", "deepspeed")
-"""Compile kernels of their own operations when they are imported;
-inside one operation no tape is seen.
-"""
 
 
 def install(open_session: OpenSession) -> None:
@@ -295,21 +291,20 @@ def _begun_loops(open_session: OpenSession) -> Any:
 
 
 def _compile(original: Any, model: Any = None, **options: Any) -> Any:
-    """Stand in for ``torch.compile``: a compiled function must not see a tape; a module, or how it
-    is called (``module.compile()``), never does. Where compiling is off it is given back as it is.
+    """Stand in for ``torch.compile``: a compiled function is called so that it sees no tape; a
+    module, or how it is called (``module.compile()``), never does.
     """
     global _compiles_functions  # noqa: PLW0603
     _end_first_use()
-    owner = model.__self__ if getattr(model, "__name__", "") == "_call_impl" else model
+    from nanstop.hosts.compiled_functions import is_function, unseen_by_tapes
+
     compiled = original(model, **options)
-    is_new = not (compiled is model or isinstance(owner, sys.modules["torch"].nn.Module | None))
-    if is_new and (getattr(model, "__module__", None) or "").partition(".")[0] not in _KERNELS:
-        _compiles_functions = True
-        if _loops is not None:
-            _loops.state.compiles_functions = True
-            if _loops.state.idle:
-                _loops.state.leave()
-    return compiled
+    if not is_function(model, compiled):
+        return compiled
+    _compiles_functions = True
+    if _loops is not None:
+        _loops.state.compiles_functions = True
+    return unseen_by_tapes(model, compiled, lambda: _loops)
 
 
 def _clip(name: str, original: Any, *args: Any, **kwargs: Any) -> Any:

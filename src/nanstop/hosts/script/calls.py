@@ -31,6 +31,7 @@ from nanstop.hosts.script.window import (
 from nanstop.hosts.sharded.engine import engine_class, scaling_class
 from nanstop.hosts.tape.given.weights import given_weights
 from nanstop.hosts.tape.tape import Tape
+from nanstop.hosts.tape.tape_calls import TapedCall
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
 from nanstop.numerics.tensors import by_torch_alone, tensors, version
@@ -42,7 +43,6 @@ from nanstop.tracing.places import user_line
 __tracebackhide__ = passes_through
 
 _NOT_TAPED = "the loss is computed outside the model, which is recorded from now on"
-_COMPILED = "the script compiles functions, so that ops outside the model are not recorded"
 
 
 class Calls:
@@ -192,8 +192,6 @@ class Calls:
     def _tape_ops(self, micro: TapedMicro) -> None:
         if not self._state.met_failure and not self._state.budget.is_cheap:
             micro.reason = _NOT_TAPED
-        elif self._state.compiles_functions:
-            micro.reason = _COMPILED
         elif not micro.tape.start():
             micro.reason = "the script has a torch function mode of its own"
 
@@ -365,12 +363,12 @@ def _aside(
     return tape.call(function, args, kwargs, recorded=recorded, always=False, is_alike=is_alike)
 
 
-def _comes_out_alike(module: nn.Module) -> Callable[[], bool]:
+def _comes_out_alike(module: nn.Module) -> Callable[[TapedCall], bool]:
     """Return what tells, after a call of a module in training, whether another one has the same
     result: this one drew nothing and moved no running statistics, which nobody puts back.
     """
     before = _drawn_and_moved(module)
-    return lambda: _drawn_and_moved(module) == before
+    return lambda _: _drawn_and_moved(module) == before
 
 
 def _drawn_and_moved(module: nn.Module) -> tuple[list[bytes], list[int]]:

@@ -18,6 +18,7 @@ from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.calls import Calls
 from nanstop.hosts.script.judge import Judge
+from nanstop.hosts.script.own_calls import CompiledCalls
 from nanstop.hosts.script.resumed import Restored
 from nanstop.hosts.script.schedules import ScheduleLines
 from nanstop.hosts.script.sinks import Sinks
@@ -59,6 +60,7 @@ class RawLoops:
         self._calls = Calls(self.state, self.judge, table)
         self.backward, self.grad = self._calls.backward, self._calls.asks.grad
         self.functional = self._calls.asks.functional
+        self.call_compiled = CompiledCalls(self.state, self.judge, self._calls.asks.one_call).call
         self.sinks = Sinks(self.state, self.judge, table, take_asked=self._calls.asks.take)
 
     def install(self) -> None:

@@ -55,7 +55,7 @@ class LoopState:
 
     ``paused`` above 0: every function is torch's own.
 
-    ``met_failure``: from then on every op is recorded, unless the script compiles functions.
+    ``met_failure``: from then on every op is recorded.
     ``by_hand``: no optimizer was made yet, the script changes its weights by itself.
     ``updated_inside``: optimizers that hooks on gradients have called inside the last backward.
     """
@@ -185,7 +185,7 @@ class LoopState:
 
     def watch_writes(self) -> None:
         """Have the lines that write to gradients or to weights noted, where an account asks."""
-        if self.accounts.is_looking and not self.compiles_functions:
+        if self.accounts.is_looking:
             self._writes.start(or_weights=True)
 
     @contextmanager
@@ -248,8 +248,7 @@ class LoopState:
 
         See ``Tape``.
         """
-        wanted = self._takes_outer and not self.compiles_functions
-        early = self._early
+        wanted, early = self._takes_outer, self._early
         if early is not None and (wanted or not early.is_blank) and not early.is_on and self.idle:
             early.start()
         elif self._tape is None and wanted and self.idle:

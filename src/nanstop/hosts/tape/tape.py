@@ -212,12 +212,12 @@ class Tape(PassingMode):
         rng: RngState | None = None,
         keep: bool = False,
         always: bool = True,
-        is_alike: Callable[[], bool] | None = None,
+        is_alike: Callable[[TapedCall], bool] | None = None,
     ) -> Any:
         """Return what ``function`` returns and add the call (of ``recorded``, if that is to be
         repeated), ``always`` or only where an op on the same tensors would be recorded.
 
-        ``is_alike``: asked afterwards, whether another call would return the same.
+        ``is_alike``: asked afterwards, whether the call made again would return the same.
         """
         operands: list[TapedOperand] = []
         if rng is not None and self._first_of_model is None:
@@ -228,7 +228,7 @@ class Tape(PassingMode):
         if call is not None:
             call.rng, call.keep = rng, keep
         result = function(*args, **kwargs)
-        if call is not None and is_alike is not None and not is_alike():
+        if call is not None and is_alike is not None and not is_alike(call):
             if self.calls[-1] is call:
                 self.calls.pop()
             call = None

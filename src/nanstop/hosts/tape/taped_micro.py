@@ -18,6 +18,7 @@ from nanstop.hosts.tape.quiet import is_made_of_quiet, is_quiet
 from nanstop.hosts.tape.tape import Tape
 from nanstop.hosts.tape.tape_calls import Constant, Slot, TapedCall, spelled_by, variable_names
 from nanstop.hosts.tape.tensors import SavedHooks, total
+from nanstop.hosts.tape.unrepeated import functions_of
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.graph import is_leaf
@@ -87,12 +88,14 @@ class TapedMicro:
 
     @property
     def hooks(self) -> list[SavedHooks]:
-        """The script's own hooks on what autograd saves for its backward, each once: not those of a
-        library, whose state is not put back.
-        """
-        found = list(dict.fromkeys(call.hooks for call in self.tape.needed() if call.hooks))
-        own = [not any(map(is_of_library, pair)) for pair in found]
-        return found if all(own) else []
+        """The script's own hooks on what autograd saves, each once; nobody undoes a library's."""
+        found = dict.fromkeys(call.hooks for call in self.tape.needed() if call.hooks)
+        return [] if any(any(map(is_of_library, pair)) for pair in found) else [*found]
+
+    @property
+    def functions(self) -> list[Any]:
+        """What it calls of the script's code, models and hooks apart."""
+        return functions_of(self.tape.calls)
 
     @property
     def is_asked(self) -> bool:

@@ -1,14 +1,17 @@
-"""What a call of the step has made that no replay makes again."""
+"""What a call of the step has made that no replay makes again, and what it makes again alike."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
 
-from nanstop.numerics.tensors import by_torch_alone, tensors
+from nanstop.hosts.tape.tape_calls import TapedCall
+from nanstop.numerics.tensors import by_torch_alone, tensors, version
+from nanstop.replay.rng import RngState, drawn, restore_rng
 
 
 class Unrepeated:
@@ -42,3 +45,35 @@ class Unrepeated:
             drawn = known is not None and any(known(tensor) is not None for tensor in read)
             if drawn or any(isinstance(x, nn.Parameter) or x in self for x in read):
                 self.note(result)
+
+
+class Redrawn:
+    """A function that is called again with the random numbers that its first call has drawn."""
+
+    def __init__(self, function: Callable[..., Any], state: RngState) -> None:
+        self.function, self._state = function, state
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        restore_rng(self._state)
+        return self.function(*args, **kwargs)
+
+
+def functions_of(calls: Iterable[TapedCall]) -> list[Any]:
+    """Return what of the calls is code of Python's and no module, each once."""
+    called = (call.function for call in calls)
+    plain = (one.function if isinstance(one, Redrawn) else one for one in called)
+    return list({id(one): one for one in plain if isinstance(one, FunctionType)}.values())
+
+
+def drawing_again(state: RngState, others: Sequence[Tensor]) -> Callable[[TapedCall], bool]:
+    """Return what has a call that began with a random state, and has drawn, draw the same again,
+    and tells whether it has left ``others`` as they were.
+    """
+    before, versions = drawn(), [version(one) for one in others]
+
+    def is_alike(call: TapedCall) -> bool:
+        if drawn() != before:
+            call.function = Redrawn(call.function, state)
+        return [version(one) for one in others] == versions
+
+    return is_alike

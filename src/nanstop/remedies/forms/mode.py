@@ -26,6 +26,7 @@ from nanstop.remedies.forms.calls import Call, line_in
 from nanstop.remedies.forms.comparison import Comparison
 from nanstop.remedies.forms.held import Form
 from nanstop.remedies.forms.log_space import LogSpace
+from nanstop.replay.conditions import eager
 from nanstop.replay.function_modes import OwnMode, in_engine, on_stack
 from nanstop.replay.step import ModelView
 
@@ -60,13 +61,22 @@ class LineMode(OwnMode):
         return self._answer(Call.of(func, args, kwargs))
 
 
-def _at(file: str, line: int, form: Form) -> LineMode:
-    """Return a mode in which calls that are made by one line are made in another form."""
+@contextmanager
+def answered(answer: Callable[[Call], Any]) -> Iterator[None]:
+    """Have calls of torch's functions answered inside. Compiled code runs eagerly: it has no lines,
+    and would be compiled anew to see a mode.
+    """
+    with eager(), on_stack(LineMode(answer)):
+        yield
+
+
+def _at(file: str, line: int, form: Form) -> Callable[[Call], Any]:
+    """Return what answers calls that are made by one line in another form."""
 
     def at_line() -> bool:
         return line_in(file) == line
 
-    return LineMode(lambda call: form(call, at_line))
+    return lambda call: form(call, at_line)
 
 
 @contextmanager
@@ -78,7 +88,7 @@ def form(_view: ModelView, atom: Atom) -> Iterator[None]:
     NanstopError for a form that there is not, and for a target that is no line.
     """
     file, line = _line_of(atom)
-    with on_stack(_at(file, line, _FORMS[form_of(atom)[0]]())):
+    with answered(_at(file, line, _FORMS[form_of(atom)[0]]())):
         yield
 
 
@@ -88,7 +98,7 @@ def finite_constant(_view: ModelView, atom: Atom) -> Iterator[None]:
     ``atom.value`` inside, or for -Inf its opposite. Raises what ``form`` does.
     """
     file, line = _line_of(atom, _PUT_THERE)
-    with on_stack(_at(file, line, held.constants_as(form_of(atom)[0]))):
+    with answered(_at(file, line, held.constants_as(form_of(atom)[0]))):
         yield
 
 
@@ -98,7 +108,7 @@ def memory_fill(_view: ModelView, atom: Atom) -> Iterator[None]:
     inside. Raises what ``form`` does.
     """
     file, line = _line_of(atom, _PUT_THERE)
-    with on_stack(_at(file, line, unwritten.filled_with(form_of(atom)[0]))):
+    with answered(_at(file, line, unwritten.filled_with(form_of(atom)[0]))):
         yield
 
 
@@ -110,7 +120,7 @@ def compared(atom: Atom) -> Iterator[Comparison]:
     """
     file, line = _line_of(atom)
     found = Comparison()
-    with on_stack(_at(file, line, partial(_in_both, found))):
+    with answered(_at(file, line, partial(_in_both, found))):
         yield found
 
 

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from nanstop.remedies.forms.calls import Call, frame_in
-from nanstop.remedies.forms.mode import LineMode
-from nanstop.replay.function_modes import on_stack
+from nanstop.remedies.forms.mode import answered
 from nanstop.replay.path import no_choices
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.operations import Operation
@@ -231,5 +230,5 @@ def typed(changes: Sequence[FileChange]) -> Iterator[tuple[Typed, ...]]:
     found = tuple(Typed(one) for one in changes)
     with ExitStack() as scope:
         for one in found:
-            scope.enter_context(on_stack(LineMode(one.answer)))
+            scope.enter_context(answered(one.answer))
         yield found

@@ -22,6 +22,7 @@ from nanstop.detect.numeric_errors import phase_of
 from nanstop.detect.sentinel import Reading, read_window, total_norm
 from nanstop.detect.signals import Alarm, alarm, alarm_of_exception, alarm_of_reading, arrived
 from nanstop.hosts.data_rows import DataRows
+from nanstop.hosts.loop.bare_weights import with_bad_bare
 from nanstop.hosts.loop.facts import facts_of_loop, present_rank
 from nanstop.hosts.loop.gated_update import GatedUpdate, can_be_gated
 from nanstop.hosts.loop.step import LoopStep, learning_rates
@@ -234,6 +235,7 @@ class LoopController:
             found = arrived(step) if found is None else replace(found, harmless=False)
         if found is None:
             return None
+        step.view = with_bad_bare(step.view)
         try:
             if step.is_local:
                 _refuse_what_raises(step)

@@ -33,6 +33,7 @@ from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.window.ending import Ending
 from nanstop.hosts.window.ends import WindowEnds
 from nanstop.numerics.tensors import nonfinite
+from nanstop.numerics.trained import held_by
 from nanstop.records import Atom, Phase, RunFacts, Signal, StepId
 from nanstop.records.facts import HOOKED
 from nanstop.replay.conditions import eager
@@ -255,13 +256,19 @@ class LoopController:
             apply_update(step)
 
     def leave_out(self, step: LoopStep) -> None:
-        """Put buffers back where a bad forward has left NaN in them.
+        """Put buffers back where a bad forward has left NaN in them, and have its backward give
+        nothing to what another optimizer updates later.
 
-        Running statistics would keep it for good.
+        Running statistics would keep it for good, and gradients until they are cleared.
         """
         if nonfinite({str(place): one for place, one in enumerate(step.buffers.tensors())}):
             with step.buffers.rewritten(step.start):
                 step.buffers.restore(step.start)
+        if step.view.optimizer is not None and step.view.scaler is None:
+            own = set(map(id, held_by(step.view.optimizer)))
+            rest = {n: p.grad for n, p in parameters_of(step.view).items() if id(p) not in own}
+            for name in nonfinite(rest):
+                rest[name].zero_()
 
     def stop(self, decision: Decision) -> None:
         self._stopped = True

@@ -266,9 +266,10 @@ class LoopController:
                 step.buffers.restore(step.start)
         if step.view.optimizer is not None and step.view.scaler is None:
             own = set(map(id, held_by(step.view.optimizer)))
-            rest = {n: p.grad for n, p in parameters_of(step.view).items() if id(p) not in own}
-            for name in nonfinite(rest):
-                rest[name].zero_()
+            rest = [p.grad for p in parameters_of(step.view).values() if id(p) not in own]
+            given = {str(place): grad for place, grad in enumerate(rest) if grad is not None}
+            for name in nonfinite(given):
+                given[name].zero_()
 
     def stop(self, decision: Decision) -> None:
         self._stopped = True

@@ -708,6 +708,20 @@ def test_a_reward_that_is_a_model_is_told_as_that(kind, word):
     assert word in told.lines[0]
 
 
+def test_a_loss_that_is_refused_is_cured_by_what_switches_gradients_on():
+    """Checkpointing is blamed where there is some."""
+    message = "element 0 of tensors does not require grad and does not have a grad_fn"
+    refused = Signal(source="exception", message=message)
+
+    def cure(path):
+        given = evidence(facts=RunFacts(host="loop", gradient_path=path), signals=(refused,))
+        return diagnose(given, "incident")[0].usual_cure
+
+    assert "use_reentrant" in cure(replace(PATH, reentrant=True))
+    assert "set_grad_enabled" in cure(replace(PATH, is_off=True))
+    assert cure(PATH).startswith("look for")
+
+
 def test_overflow_candidates_in_order_of_intrusion():
     module = "model.layers.1.mlp"
     assert remedies(check("NS201", evidence(localization(overflow()), FP16))) == [

@@ -162,6 +162,9 @@ class LoopController:
 
         The caller raises it again unchanged.
         """
+        path, is_off = self.facts.gradient_path, not torch.is_grad_enabled()
+        if path is not None and path.is_off != is_off:
+            self.learned(gradient_path=replace(path, is_off=is_off))
         at = self.step_id(len(step.micros) - 1)
         found = alarm_of_exception(step.view, at, error, phase or phase_of(error))
         self.ends.ask(step, replace(found, no_redo=RAISED, is_past=True))

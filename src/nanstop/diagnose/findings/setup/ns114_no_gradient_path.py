@@ -99,6 +99,11 @@ _THREE = 3
 _SIX = 6
 """Looks, up to update 16: scripts take turns with what they train."""
 _REPLACED = "the optimizer holds what the model has replaced"
+_OFF = "gradients are switched off where `backward` is called"
+_OFF_WITHIN = (
+    "call it outside of `torch.no_grad()`; what `torch.set_grad_enabled(False)` switches off stays "
+    "so until it is called with True"
+)
 _REFUSAL = "does not require grad and does not have a grad_fn"
 
 
@@ -116,7 +121,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         _nothing_trainable(facts) or _held_elsewhere(facts) or _cut_off(facts) or _scaled(facts)
     )
     if evidence.incident is not None:
-        reason = _refused(evidence.incident, reason)
+        return _refused(evidence.incident, reason, facts)
     seen = _seen(evidence, facts)
     return reason and reason.diagnosis("NS114", where=facts.host, seen=seen)
 
@@ -242,14 +247,22 @@ def _seen(evidence: Evidence, facts: RunFacts) -> Sighting | None:
     return sighting(evidence, "backward") if met else None
 
 
-def _refused(incident: Incident, known: Reason | None) -> Reason | None:
+def _refused(incident: Incident, known: Reason | None, facts: RunFacts) -> Diagnosis | None:
     """Return why autograd refused the loss: by the set-up, else that nothing is trainable."""
     if not any(_REFUSAL in signal.message for signal in incident.signals):
         return None
+    path = facts.gradient_path
     cause = "autograd finds nothing that is trained behind the loss"
     advice = "look for reentrant checkpointing, a detach, or no_grad before the loss"
+    if path is not None and path.is_off:
+        cause, advice = _OFF, _OFF_WITHIN
     found = known or Reason("certain", "no gradient arrives", cause, advice)
-    return replace(found, confidence="certain", trains_nothing=False)
+    found = replace(found, confidence="certain", trains_nothing=False)
+    told = found.diagnosis("NS114", where=facts.host)
+    if path is not None and path.reentrant:
+        return told
+    lines = tuple(line for line in told.lines if line != found.fix)
+    return replace(told, lines=lines, usual_cure=found.fix)
 
 
 def _nothing_trainable(facts: RunFacts) -> Reason | None:

@@ -1386,6 +1386,33 @@ def test_the_schedule_that_raised_the_rate_is_named():
     assert not any("raised" in line for line in check("NS404", steady).lines)
 
 
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ((0.1,) * 6 + (1e22, 0.1), "weights from before step 6"),
+        ((0.1,) * 6 + (1e22, 1e22), "weights from before step 6"),
+        ((0.1,) * 6 + (5.0, 0.1), None),
+        ((0.0,) * 4 + (0.1,) * 4, None),
+        (tuple(0.1 * 1.5**n for n in range(9)), "each update multiplies it by 1.5"),
+        (tuple(0.1 * n for n in range(1, 10)), None),
+    ],
+)
+def test_a_rate_that_is_next_to_none_before_it_or_rises_by_a_factor_has_no_smaller_one(rates, said):
+    climbs = training_cases.LOSSES if len(rates) > 8 else (4.2,) * 8
+    away = training_cases.climbing(
+        climbs, (1.0,) * len(climbs), training_cases.EXPLODED, odd_weights=training_cases.HEAVY
+    )
+    met = replace(away.incident, at=replace(away.incident.at, step=8))
+    lr = Series(name="lr", steps=tuple(range(len(rates))), values=rates)
+    found = check("NS404", replace(away, incident=met, series=(*away.series, lr)))
+    if said is None and len(rates) == 8:
+        assert found is None
+        return
+    assert found.confidence == ("likely" if len(rates) == 8 else "possible")
+    assert (said or "") in found.usual_cure
+    assert bool(found.remedies) == (said is None)
+
+
 LINE = SourceLine(file="train.py", line=8, function="f", text="made = ...")
 
 

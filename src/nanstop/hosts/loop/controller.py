@@ -239,14 +239,16 @@ class LoopController:
             found = arrived(step) if found is None else replace(found, harmless=False)
         if found is None:
             return None
-        step.view = with_bad_bare(step.view)
         try:
             if step.is_local:
                 _refuse_what_raises(step)
             is_scalers = found.phase == "backward" and _is_scalers_own(step)
         except KeyboardInterrupt as interrupt:  # what was noticed is told all the same
             return replace(found, interrupt=interrupt)
-        return None if is_scalers else found
+        if is_scalers:
+            return None
+        step.view = with_bad_bare(step.view)
+        return found
 
     def redo(self, step: LoopStep, atoms: Mapping[int, tuple[Atom, ...]]) -> None:
         step.redo(atoms, self._until_update)

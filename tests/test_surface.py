@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "9f6c0fe2d978d053")
+REPORT_FORM = (1, "a525c27b7c51d4b6")
 
 
 def test_names():

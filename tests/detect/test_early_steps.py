@@ -180,7 +180,29 @@ def test_blocks_that_get_no_gradient(tmp_path, reentrant):
     assert ("NS114" in findings) == reentrant
     if reentrant:
         assert "8 of 10 trainable tensors" in findings["NS114"].cause
-        assert findings["NS114"].seen == Sighting(step=0, phase="backward")
+        assert findings["NS114"].seen == Sighting(step=2, phase="backward")
+
+
+class LeavesOut(Blocks):
+    """Leaves out its blocks in its first forward in training, as LayerDrop may."""
+
+    num_forwards = 0
+
+    def forward(self, ids):
+        h = self.embed(ids)
+        self.num_forwards += 1
+        for block in self.blocks if self.num_forwards > 1 else ():
+            h = h + block(h)
+        return self.head(h.mean(1))
+
+
+def test_layers_that_are_left_out_once_get_their_gradient_later(tmp_path):
+    model = LeavesOut(reentrant=False)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    target, ids = torch.tensor([0, 1]), torch.randint(16, (2, 6))
+    assert "NS114" not in found(
+        tmp_path, model, optimizer, lambda b: functional.cross_entropy(model(b["x"]), target), x=ids
+    )
 
 
 def test_a_teacher_that_only_answers_is_not_missed(tmp_path):

@@ -708,6 +708,20 @@ def test_a_reward_that_is_a_model_is_told_as_that(kind, word):
     assert word in told.lines[0]
 
 
+def test_a_loss_that_is_refused_is_cured_by_what_switches_gradients_on():
+    """Checkpointing is blamed where there is some."""
+    message = "element 0 of tensors does not require grad and does not have a grad_fn"
+    refused = Signal(source="exception", message=message)
+
+    def cure(path):
+        given = evidence(facts=RunFacts(host="loop", gradient_path=path), signals=(refused,))
+        return diagnose(given, "incident")[0].usual_cure
+
+    assert "use_reentrant" in cure(replace(PATH, reentrant=True))
+    assert "set_grad_enabled" in cure(replace(PATH, is_off=True))
+    assert cure(PATH).startswith("look for")
+
+
 def test_overflow_candidates_in_order_of_intrusion():
     module = "model.layers.1.mlp"
     assert remedies(check("NS201", evidence(localization(overflow()), FP16))) == [
@@ -1370,6 +1384,33 @@ def test_the_schedule_that_raised_the_rate_is_named():
     assert any(said in line for line in check("NS404", raised).lines)
     steady = replace(raised, series=(*away.series, replace(rates, values=(0.1, 0.1, 0.1))))
     assert not any("raised" in line for line in check("NS404", steady).lines)
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ((0.1,) * 6 + (1e22, 0.1), "weights from before step 6"),
+        ((0.1,) * 6 + (1e22, 1e22), "weights from before step 6"),
+        ((0.1,) * 6 + (5.0, 0.1), None),
+        ((0.0,) * 4 + (0.1,) * 4, None),
+        (tuple(0.1 * 1.5**n for n in range(9)), "each update multiplies it by 1.5"),
+        (tuple(0.1 * n for n in range(1, 10)), None),
+    ],
+)
+def test_a_rate_that_is_next_to_none_before_it_or_rises_by_a_factor_has_no_smaller_one(rates, said):
+    climbs = training_cases.LOSSES if len(rates) > 8 else (4.2,) * 8
+    away = training_cases.climbing(
+        climbs, (1.0,) * len(climbs), training_cases.EXPLODED, odd_weights=training_cases.HEAVY
+    )
+    met = replace(away.incident, at=replace(away.incident.at, step=8))
+    lr = Series(name="lr", steps=tuple(range(len(rates))), values=rates)
+    found = check("NS404", replace(away, incident=met, series=(*away.series, lr)))
+    if said is None and len(rates) == 8:
+        assert found is None
+        return
+    assert found.confidence == ("likely" if len(rates) == 8 else "possible")
+    assert (said or "") in found.usual_cure
+    assert bool(found.remedies) == (said is None)
 
 
 LINE = SourceLine(file="train.py", line=8, function="f", text="made = ...")

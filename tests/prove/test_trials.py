@@ -215,9 +215,44 @@ def of_variance(net, batch):
     return ((x - 3000.0) / (var + 1e-6).sqrt()).square().mean()
 
 
+def of_shares(net, batch):
+    return ((net(batch["x"]) - 1.0).abs() / batch["mu"]).mean()
+
+
+def of_nearest(net, batch):
+    weight = batch["mu"] ** -1.0
+    weight = weight / weight.max()
+    return (net(batch["x"]) * weight).square().mean()
+
+
+def of_widths(net, batch):
+    width = net(batch["x"]).relu() * batch["mu"]
+    return (1.0 / width.sum(1) + width.sum(1)).square().mean()
+
+
+def of_means(net, batch):
+    found = (net(batch["x"]) * batch["mu"]).sum(1) / batch["mu"][:, 0]
+    return (found - 1.0).square().mean()
+
+
+def of_degrees(net, batch):
+    scaled = batch["mu"] ** -0.5 * batch["mu"]
+    return (net(batch["x"]) * scaled).square().mean()
+
+
 @pytest.mark.parametrize(
     ("loss", "line", "unchanged"),
-    [(of_pulled, 1, False), (of_targets, 1, False), (of_weighed, 1, True), (of_variance, 3, False)],
+    [
+        (of_pulled, 1, False),
+        (of_targets, 1, False),
+        (of_weighed, 1, True),
+        (of_variance, 3, False),
+        (of_shares, 1, False),
+        (of_nearest, 1, False),
+        (of_widths, 2, False),
+        (of_means, 1, True),
+        (of_degrees, 1, True),
+    ],
 )
 def test_a_guard_leaves_the_loss_that_a_step_has_and_makes_up_no_target(loss, line, unchanged):
     """Clamped shares of 1 that become 0, a target of -87, a deviation that is all rounding."""

@@ -268,6 +268,27 @@ def test_modules_of_a_class():
     assert "return F.binary_cross_entropy_with_logits(x, y, reduction='sum')" in after
 
 
+@pytest.mark.parametrize("given", ["weight=weight", "weight"])
+def test_a_module_that_weighs_classes_holds_their_weights(given):
+    text = f"""
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.loss = nn.CrossEntropyLoss({given})
+
+    def forward(self, x, y):
+        return self.loss(x, y)
+"""
+    assert rewritten(text, 11, "form", "nll_loss_forward").splitlines()[10].strip() == (
+        'return nn.functional.cross_entropy(x, y, weight=self.loss.weight, reduction="sum") '
+        "/ self.loss.weight[y[y != -100]].sum()"
+        ".clamp(min=torch.finfo(self.loss.weight.dtype).tiny)"
+    )
+
+
 def test_nothing_else_of_the_file_changes():
     text = (
         "import torch\r\n\x0c\r\n# caf\u00e9 \u2028 \x0c\r\ndef f(x):\r\n"
@@ -319,6 +340,7 @@ def test_only_a_whole_number_is_0_or_1_at_least():
     assert last("y.sum().item()") == last("y.sum().item()", scalars=(0.0,)) == "(n or 1)"
 
 
+WEIGHED = "labels, w = (y[:, 0] > 0).long(), torch.tensor([0.0, 2.0, 1.0])\n"
 GUARDED = {
     ("return (x * y).sum() / y.sum()", "div"): (
         "return (x * y).sum() / divisor.masked_fill(divisor == 0, 1)"
@@ -390,6 +412,10 @@ GUARDED = {
         "labels = torch.where(y[:, 0] > 0, 1, -100)\nreturn F.cross_entropy(x, labels)",
         "nll_loss_forward",
     ): ('return F.cross_entropy(x, labels, reduction="sum") / (labels != -100).sum().clamp(min=1)'),
+    (f"{WEIGHED}return F.cross_entropy(x, labels, weight=w)", "nll_loss_forward"): (
+        'return F.cross_entropy(x, labels, weight=w, reduction="sum") '
+        "/ w[labels[labels != -100]].sum().clamp(min=torch.finfo(w.dtype).tiny)"
+    ),
     ("x = x * y\nreturn x ** 0.5 + torch.sqrt(x)", "sqrt"): (
         "return x.clamp(min=torch.finfo(x.dtype).tiny) ** 0.5 "
         "+ torch.sqrt(x.clamp(min=torch.finfo(x.dtype).tiny))"

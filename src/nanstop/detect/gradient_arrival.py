@@ -37,7 +37,7 @@ UPDATES = 8
 MOST_UPDATES = 33
 """Updates of an optimizer that are looked at."""
 CONFIRMED = 3
-"""Updates in a row that show once more what was replaced."""
+"""Updates in a row that show once more what was replaced, or what gets no gradient."""
 _SAME = 1e-6
 
 
@@ -50,6 +50,8 @@ class GradientArrival:
         """The starts of some weights at the first update."""
         self._compared: WeakSet[Optimizer] = WeakSet()
         self._turns: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
+        self._num_few = 0
+        """Updates in a row that most of what is trained had no gradient in."""
         self._fed = False
         """Whether the script hands gradients to tensors of its own:
         copies that it updates and writes back.
@@ -63,9 +65,10 @@ class GradientArrival:
         """Return how many trainable tensors have a gradient now, None where that was looked at.
         No device work.
 
-        Where most have none, a micro-batch is run again, undone: those of modules that it does not
-        call count for nothing. An optimizer of other tensors alone may hold copies to which the
-        script hands the gradients, after the clip at the latest: then ``unheld`` tells.
+        Where most have none in some updates in a row (a model may leave out layers by chance), a
+        micro-batch is run again, undone: those of modules that it does not call count for nothing.
+        An optimizer of other tensors alone may hold copies to which the script hands the gradients,
+        after the clip at the latest: then ``unheld`` tells.
         """
         path = facts.gradient_path
         if path is None or path.num_reached is not None or self._fed or not is_whole(facts):
@@ -81,6 +84,9 @@ class GradientArrival:
         mine = mine or trained
         reached = found.num_reached
         if reached and is_mostly_unreached(found):
+            self._num_few += 1
+            if self._num_few < CONFIRMED:
+                return None
             found = _reached(path, _called(step, mine))
         self._fed = others and any(p.grad is not None for p in held.values())
         # Gradients that are nowhere may be summed up in tensors that torch's optimizers know

@@ -202,7 +202,8 @@ class GradientPath:
     those that it holds, later than update ``replaced_after``. ``reached_until``: the last update
     with a gradient, where there were some before ``num_reached`` was 0. ``zeros``: entries of the
     batch that are all 0 where every gradient is, and by ones in which some arrives. ``dropped``:
-    modules that drop all they are given, and by half of which some arrives.
+    modules that drop all they are given, and by half of which some arrives. ``is_off``: gradients
+    were switched off when the script met its last exception.
     """
 
     num_trainable: int
@@ -225,3 +226,4 @@ class GradientPath:
     reached_until: int | None = None
     zeros: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    is_off: bool = False

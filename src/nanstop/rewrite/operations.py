@@ -44,6 +44,8 @@ _MODULES: Mapping[str, str] = {
     "torch.nn.HuberLoss": "huber_loss",
     "torch.nn.BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
 }
+_HELD: Mapping[str, str] = dict.fromkeys(("cross_entropy", "nll_loss"), "weight")
+"""What a module is given and keeps under the same name."""
 METHODS = frozenset(
     {"softmax", "sigmoid", "log_softmax", "log", "log2", "log10", "log1p", "exp", "expm1", "sum"}
     | {"prod", "mean", "std", "norm", "sqrt", "rsqrt", "pow", "acos", "asin", "atanh", "div"}
@@ -128,7 +130,12 @@ def _module_call(
         keywords = {**keywords, "dim": made.args[0]}
     given = {one.arg: one.value for one in made.keywords if one.arg is not None}
     elsewhere = made is not node.func
-    if elsewhere and any(not isinstance(one, ast.Constant) for one in given.values()):
+    apart = _HELD.get(name, "")  # which the module itself has
+    if apart and made.args:
+        given[apart] = made.args[0]
+    if elsewhere and any(
+        not isinstance(one, ast.Constant) for key, one in given.items() if key != apart
+    ):
         return None  # its names may mean something else here
     return Operation(name, node, tuple(node.args), {**given, **keywords}, made_by=made)
 

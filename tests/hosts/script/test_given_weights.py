@@ -168,3 +168,30 @@ def test_noise_on_weights_is_not_watched_at_a_price(script):
     watched = script(noisy("in place"), session, INPUT=None)
     assert session.steps == []
     assert same(weights(watched), weights(plain))
+
+
+LEARNED_TEMPERATURE = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net, temperature = nn.Linear(4, 4), nn.Parameter(torch.tensor(0.5))
+optimizer = torch.optim.SGD([*net.parameters(), temperature], lr=1e-2)
+for step in range(3):
+    scores = net(torch.randn(5, 4))
+    if step == 2:
+        scores = scores.masked_fill(torch.eye(5, 4, dtype=torch.bool), -torch.inf)
+    loss = (scores / temperature).logsumexp(1).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_gradient_of_what_is_in_no_model_is_found_where_no_other_is_bad(tmp_path):
+    session = ReplayingSession()
+    ending = run_script(tmp_path / "script.py", LEARNED_TEMPERATURE, session)
+    assert [one.line for one in session.found] == [
+        "loss = (scores / temperature).logsumexp(1).mean()"
+    ]
+    assert ending["temperature"].isfinite()

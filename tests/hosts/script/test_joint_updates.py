@@ -139,3 +139,35 @@ def test_of_optimizers_that_take_turns_over_two_models_it_is_found_as_well(tmp_p
     assert report.incident.bad_params
     first_bad = report.localization.first_bad
     assert first_bad.source.text.strip() == 'self.param_groups[0]["params"][0].div_(0.0)'
+
+
+EVERY_SECOND = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+encoder, net = nn.Linear(4, 8), nn.Linear(8, 2)
+often = torch.optim.Adam(net.parameters(), lr=1e-2)
+seldom = torch.optim.Adam(encoder.parameters(), lr=1e-2)
+for step in range(8):
+    x = torch.randn(16, 4)
+    if step == 4:
+        BAD
+    often.zero_grad()
+    net(encoder(x)).square().mean().backward()
+    often.step()
+    if step % 2:
+        seldom.step()
+        seldom.zero_grad()
+"""
+
+
+def test_what_a_window_that_is_left_out_has_given_an_optimizer_to_come_is_no_failure_of_the_next(
+    tmp_path,
+):
+    ending, (report,) = reported(tmp_path, EVERY_SECOND.replace("BAD", "x[1, 2] = torch.inf"), {})
+    assert report.diagnoses[0].code == "NS501"
+    without = run_script(tmp_path / "plain.py", EVERY_SECOND.replace("BAD", "continue"))
+    for name in ("encoder", "net"):
+        pairs = zip(ending[name].parameters(), without[name].parameters(), strict=True)
+        assert all(torch.equal(own, other) for own, other in pairs)

@@ -1,8 +1,12 @@
-"""One update at a rate of its own, and a loss that has stayed up ever since."""
+"""One update at a rate of its own, and what came of it: a loss that has stayed up ever since, or a
+failure.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 
 from nanstop.diagnose.evidence.reading import series_values
@@ -11,6 +15,9 @@ from nanstop.records import Evidence
 
 _BY_FAR = 10.0
 """Times the rates of the updates beside it."""
+_ABOVE_ALL = 1e3
+"""Times the rates of the updates before it: no schedule makes such a step but by a slip."""
+_GROWS, _SAME_FACTOR = 1.05, 1.001
 _BESIDE = 8
 """Updates on each side that have to say what is usual."""
 _SINCE = 16
@@ -30,6 +37,50 @@ class LoneUpdate:
     usual: float
     highest: float
     lowest: float
+
+
+@frozen
+class RaisedRate:
+    """The first of the last updates before a failure that were made, or one of them, at a ``rate``:
+    that of a ``step``. All before were at ``usual`` or less.
+    """
+
+    step: int
+    rate: float
+    usual: float
+
+
+def raised_rate(evidence: Evidence) -> RaisedRate | None:
+    """Return the update shortly before a failure whose rate is next to none of those before it;
+    None without one.
+    """
+    if evidence.incident is None:
+        return None
+    at = evidence.incident.at.step
+    rates = [(step, rate) for step, rate in series_values(evidence, "lr") if step < at]
+    highest = max((rate for _, rate in rates), default=0.0)
+    place = next((n for n, (_, rate) in enumerate(rates) if rate == highest), 0)
+    usual = max((rate for _, rate in rates[:place]), default=0.0)
+    if len(rates) - place > _BESIDE or not 0.0 < usual * _ABOVE_ALL <= highest:
+        return None
+    return RaisedRate(rates[place][0], highest, usual)
+
+
+def rates_so_far(evidence: Evidence) -> list[float]:
+    """Return the learning rates up to the failure, those of 0 left out."""
+    at = evidence.incident.at.step if evidence.incident is not None else math.inf
+    return [rate for step, rate in series_values(evidence, "lr") if step <= at and rate > 0.0]
+
+
+def growth_of_rate(evidence: Evidence) -> float | None:
+    """Return the factor by which each of the last updates before a failure was made at a higher
+    rate than the one before it; None where it is not always the same. A warm-up adds.
+    """
+    rates = rates_so_far(evidence)[-_BESIDE - 1 :]
+    factors = [new / old for old, new in pairwise(rates)]
+    if len(factors) < _BESIDE or not _GROWS < min(factors) <= max(factors) < math.inf:
+        return None
+    return factors[-1] if max(factors) < min(factors) * _SAME_FACTOR else None
 
 
 def lone_update(evidence: Evidence) -> LoneUpdate | None:

@@ -22,6 +22,7 @@ from nanstop.detect.numeric_errors import phase_of
 from nanstop.detect.sentinel import Reading, read_window, total_norm
 from nanstop.detect.signals import Alarm, alarm, alarm_of_exception, alarm_of_reading, arrived
 from nanstop.hosts.data_rows import DataRows
+from nanstop.hosts.loop.bare_weights import with_bad_bare
 from nanstop.hosts.loop.facts import facts_of_loop, present_rank
 from nanstop.hosts.loop.gated_update import GatedUpdate, can_be_gated
 from nanstop.hosts.loop.step import LoopStep, learning_rates
@@ -32,6 +33,7 @@ from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.window.ending import Ending
 from nanstop.hosts.window.ends import WindowEnds
 from nanstop.numerics.tensors import nonfinite
+from nanstop.numerics.trained import held_by
 from nanstop.records import Atom, Phase, RunFacts, Signal, StepId
 from nanstop.records.facts import HOOKED
 from nanstop.replay.conditions import eager
@@ -167,6 +169,9 @@ class LoopController:
         """
         if self._follows_next:
             self._follow(step.view)
+        path, is_off = self.facts.gradient_path, not torch.is_grad_enabled()
+        if path is not None and path.is_off != is_off:
+            self.learned(gradient_path=replace(path, is_off=is_off))
         at = self.step_id(len(step.micros) - 1)
         found = alarm_of_exception(step.view, at, error, phase or phase_of(error))
         self.ends.ask(step, replace(found, no_redo=RAISED, is_past=True))
@@ -267,7 +272,10 @@ class LoopController:
             is_scalers = found.phase == "backward" and _is_scalers_own(step)
         except KeyboardInterrupt as interrupt:  # what was noticed is told all the same
             return replace(found, interrupt=interrupt)
-        return None if is_scalers else found
+        if is_scalers:
+            return None
+        step.view = with_bad_bare(step.view)
+        return found
 
     def redo(self, step: LoopStep, atoms: Mapping[int, tuple[Atom, ...]]) -> None:
         step.redo(atoms, self._until_update)
@@ -280,13 +288,20 @@ class LoopController:
             apply_update(step)
 
     def leave_out(self, step: LoopStep) -> None:
-        """Put buffers back where a bad forward has left NaN in them.
+        """Put buffers back where a bad forward has left NaN in them, and have its backward give
+        nothing to what another optimizer updates later.
 
-        Running statistics would keep it for good.
+        Running statistics would keep it for good, and gradients until they are cleared.
         """
         if nonfinite({str(place): one for place, one in enumerate(step.buffers.tensors())}):
             with step.buffers.rewritten(step.start):
                 step.buffers.restore(step.start)
+        if step.view.optimizer is not None and step.view.scaler is None:
+            own = set(map(id, held_by(step.view.optimizer)))
+            rest = [p.grad for p in parameters_of(step.view).values() if id(p) not in own]
+            given = {str(place): grad for place, grad in enumerate(rest) if grad is not None}
+            for name in nonfinite(given):
+                given[name].zero_()
 
     def stop(self, decision: Decision) -> None:
         self._stopped = True

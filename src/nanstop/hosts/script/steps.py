@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nanstop.hosts.loop.bare_weights import one_root
 from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.loop.step import LoopStep, Micro, UnseenMicro
 from nanstop.hosts.model.loaded_weights import LOADED, copied_by_hand
@@ -26,7 +27,6 @@ from nanstop.hosts.script.window import (
     ScriptWindow,
     beside,
     inner_module,
-    one_root,
     update_again,
 )
 from nanstop.hosts.sharded.engine import NEEDS_OTHERS, is_engine

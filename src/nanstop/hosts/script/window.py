@@ -18,7 +18,7 @@ from nanstop.hosts.fabric import inside_fabric
 from nanstop.hosts.loop.step import Micro
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.sharded.engine import inside_engine
-from nanstop.hosts.tape.tape_calls import Constant, variable_names
+from nanstop.hosts.tape.tape_calls import Constant
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.measure.accounts.followed import Line
 from nanstop.measure.loss_graph import LEAST_SCALE
@@ -264,29 +264,6 @@ def beside(window: ScriptWindow, parameters: Sequence[Tensor]) -> Sequence[Tenso
         return ()
     own = {id(p) for root in window.roots.values() for p in root.parameters()}
     return [p for p in parameters if id(p) not in own and (window.is_asked or id(p) in given)]
-
-
-def one_root(roots: Sequence[nn.Module], parameters: Sequence[Tensor]) -> nn.Module:
-    """Return the model, or a holder of several and of ``parameters``. A single model's parts have
-    the names there that they have in it.
-    """
-    if len(roots) == 1 and not parameters:
-        return roots[0]
-    holder = nn.Module()
-    if len(roots) == 1:
-        for kind in ("_modules", "_parameters", "_buffers"):
-            vars(holder)[kind].update(vars(roots[0])[kind])
-    for root in roots if len(roots) > 1 else ():
-        name = type(root).__name__
-        taken = sum(key.startswith(name) for key in holder._modules)
-        holder._modules[f"{name}{taken or ''}"] = root
-    called = variable_names() if parameters else {}
-    for place, parameter in enumerate(parameters):
-        name = called.get(id(parameter), "").replace(".", "_")
-        free = name and name not in holder._parameters
-        bare: Any = parameter
-        holder._parameters[name if free else f"p{place}"] = bare
-    return holder
 
 
 def on_one_rank(module: nn.Module) -> nn.Module:

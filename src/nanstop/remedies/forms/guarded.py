@@ -47,17 +47,29 @@ def kept(call: Call, at_line: Callable[[], bool], *, is_far: bool = False) -> An
 
 
 def otherwise(call: Call, at_line: Callable[[], bool]) -> Any:
-    """Return what ``answer`` does, but another number where that makes one of data alone."""
+    """Return what ``answer`` does, but another number for what is infinite, if that is a logarithm
+    of data alone: that of a weight has a slope, which 0 has not.
+    """
     guard = _OTHERWISE.get(call.name)
-    if guard is None or not at_line() or any(_is_trained(one) for one in call.args):
+    is_trained = any(isinstance(one, Tensor) and one.requires_grad for one in call.args)
+    if guard is None or not at_line() or (is_trained and guard is not _large):
         return answer(call, at_line)
     with no_choices():
         found = guard(call)
     return call.run() if found is None else found
 
 
-def _is_trained(operand: Any) -> bool:
-    return isinstance(operand, Tensor) and operand.requires_grad
+def _large(call: Call) -> Any:
+    """Return what its guard does, but as much as the largest of its values where the call is
+    infinite: 0 is no nearer to that. 0 / 0, a mean of nothing, stays 0.
+    """
+    found = _GUARDS[call.name](call)
+    if not isinstance(found, Tensor):
+        return found
+    own, known = call.run().detach(), found.detach()
+    largest = known.nan_to_num(0.0, 0.0, 0.0).abs().amax().clamp(min=1.0)
+    made_up = own.isinf() & known.isfinite()
+    return torch.where(made_up, torch.copysign(largest.to(own.dtype), own), found)
 
 
 def is_guarded(call: Call) -> bool:
@@ -339,6 +351,7 @@ _GUARDS: Mapping[str, Callable[[Call], Any]] = {
     "ctc_loss": _ctc,
     "add": _sum_of_masks,
 }
-_OTHERWISE: Mapping[str, Callable[[Call], Any]] = dict.fromkeys(
-    ("log", "log2", "log10"), partial(_logarithm, power=0.5)
-)
+_OTHERWISE: Mapping[str, Callable[[Call], Any]] = {
+    **dict.fromkeys(("log", "log2", "log10"), partial(_logarithm, power=0.5)),
+    **dict.fromkeys(("div", "reciprocal", "rsqrt", "pow"), _large),
+}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from nanstop.records.vocabulary import LOSSES_OF_ELEMENTS
 from nanstop.rewrite.draft import Draft, NotKnownError
+from nanstop.rewrite.forms.guarded_losses import LOSSES
 from nanstop.rewrite.operations import (
     FILLS,
     Operation,
@@ -321,48 +322,6 @@ def _softmax(draft: Draft, found: Operation) -> str | None:
     return f"{inner}.masked_fill({empty}, 0.0)" if found.name == "softmax" else inner
 
 
-def _cross_entropy(draft: Draft, found: Operation) -> str | None:
-    """Return the sum over the number of labels, at least 1."""
-    if len(found.args) != 2 or set(found.keywords) - {"ignore_index", "label_smoothing"}:
-        return None
-    given = found.keywords.get("ignore_index")
-    ignored = draft.source.segment(given) if given is not None else "-100"
-    target = draft.twice(found.args[1], "labels")
-    node = found.node
-    assert isinstance(node, ast.Call)
-    plain = found.made_by is None
-    function = draft.source.segment(node.func) if plain else draft.functional(found.name)
-    rest = [f"{key}={draft.source.segment(one)}" for key, one in found.keywords.items()]
-    inside = (draft.source.segment(found.operand), target, *rest, 'reduction="sum"')
-    return f"{function}({', '.join(inside)}) / ({target} != {ignored}).sum().clamp(min=1)"
-
-
-def _of_elements(draft: Draft, found: Operation) -> str | None:
-    """Return the sum over the number of elements, at least 1."""
-    if len(found.args) != 2 or found.keywords or not isinstance(found.node, ast.Call):
-        return None
-    read, func = draft.twice(found.operand, "chosen"), found.node.func
-    name = draft.functional(found.name) if found.made_by else draft.source.segment(func)
-    both = f"{read}, {draft.source.segment(found.args[1])}"
-    return f'{name}({both}, reduction="sum") / max({read}.numel(), 1)'
-
-
-def _ctc(draft: Draft, found: Operation) -> str | None:
-    """Return the call with ``zero_infinity``."""
-    node = found.made_by or found.node
-    assert isinstance(node, ast.Call)
-    given = next((one for one in node.keywords if one.arg == "zero_infinity"), None)
-    text = draft.source.segment(found.node)
-    if found.made_by is not None:
-        from nanstop.rewrite.arguments import with_keyword
-
-        draft.edits += with_keyword(draft.source, node, "zero_infinity", "True")
-        return text
-    if given is not None:
-        return None
-    return f"{text[:-1].rstrip().rstrip(',')}, zero_infinity=True)"
-
-
 _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "div": _divided,
     **dict.fromkeys(("log", "log2", "log10", "exp"), _clamped),
@@ -376,9 +335,7 @@ _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "mean": _mean,
     **dict.fromkeys(("std", "var", "std_mean", "var_mean", "cov"), _deviation),
     **dict.fromkeys(("softmax", "log_softmax"), _softmax),
-    **dict.fromkeys(("cross_entropy", "nll_loss"), _cross_entropy),
-    **dict.fromkeys(LOSSES_OF_ELEMENTS, _of_elements),
-    "ctc_loss": _ctc,
+    **LOSSES,
     "normalize": _held_eps,
 }
 _ALONE = {"exp", "mean", *LOSSES_OF_ELEMENTS}  # rewritten only where it fails itself

@@ -73,11 +73,10 @@ that never differs. NS802: a logged loss of 0. NS107: a quantised base without a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from nanstop.diagnose.evidence.accounts import has_signal, repeated
-from nanstop.diagnose.evidence.behind import part_behind
 from nanstop.diagnose.evidence.candidates import half_trainables
+from nanstop.diagnose.evidence.no_gradient import part_behind, refused
 from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
 from nanstop.diagnose.evidence.rule import Reason, Rule
 from nanstop.records import (
@@ -86,7 +85,6 @@ from nanstop.records import (
     Evidence,
     GradientAccount,
     GradientPath,
-    Incident,
     RunFacts,
     Sighting,
 )
@@ -99,7 +97,6 @@ _THREE = 3
 _SIX = 6
 """Looks, up to update 16: scripts take turns with what they train."""
 _REPLACED = "the optimizer holds what the model has replaced"
-_REFUSAL = "does not require grad and does not have a grad_fn"
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -116,7 +113,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         _nothing_trainable(facts) or _held_elsewhere(facts) or _cut_off(facts) or _scaled(facts)
     )
     if evidence.incident is not None:
-        reason = _refused(evidence.incident, reason)
+        return refused(evidence.incident, reason, facts)
     seen = _seen(evidence, facts)
     return reason and reason.diagnosis("NS114", where=facts.host, seen=seen)
 
@@ -240,16 +237,6 @@ def _seen(evidence: Evidence, facts: RunFacts) -> Sighting | None:
         return sighting(evidence, "optimizer")
     met = is_mostly_unreached(path) or bool(path.stuck or path.cut or path.behind)
     return sighting(evidence, "backward") if met else None
-
-
-def _refused(incident: Incident, known: Reason | None) -> Reason | None:
-    """Return why autograd refused the loss: by the set-up, else that nothing is trainable."""
-    if not any(_REFUSAL in signal.message for signal in incident.signals):
-        return None
-    cause = "autograd finds nothing that is trained behind the loss"
-    advice = "look for reentrant checkpointing, a detach, or no_grad before the loss"
-    found = known or Reason("certain", "no gradient arrives", cause, advice)
-    return replace(found, confidence="certain", trains_nothing=False)
 
 
 def _nothing_trainable(facts: RunFacts) -> Reason | None:

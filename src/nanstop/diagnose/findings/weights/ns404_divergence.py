@@ -66,7 +66,13 @@ from statistics import median_low
 from nanstop.diagnose.evidence.accounts import DECAYED, GROWS, update_line
 from nanstop.diagnose.evidence.candidates import Candidates
 from nanstop.diagnose.evidence.climbs import WINDOW, Climb, by_step, climb, climbs
-from nanstop.diagnose.evidence.lone_update import lone_update
+from nanstop.diagnose.evidence.lone_update import (
+    RaisedRate,
+    growth_of_rate,
+    lone_update,
+    raised_rate,
+    rates_so_far,
+)
 from nanstop.diagnose.evidence.reading import first_bad, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.diagnose.evidence.shorter_updates import (
@@ -102,6 +108,7 @@ DECAY = "weight_decay"
 """The remedy."""
 USUAL_DECAY = 0.01
 _LESS_DECAY = "Go back to a checkpoint from before the growth, with a weight decay of 0.01 or 0.1."
+_MEND_RATE = "go back to weights from before step {}, and mend what sets the rate there"
 _RAISED = 10.0
 """Factor from which on a rate that was raised is worth a word."""
 _RISING = 7
@@ -122,23 +129,28 @@ def check(evidence: Evidence) -> Diagnosis | None:
     wide = FORMAT_MAX.get(output.dtype, 0.0) > WIDE
     loss, norm = climbs(evidence)
     confidence = _confidence(loss, norm, wide=wide, moved=bool(weights))
+    raised, factor = raised_rate(evidence) if weights else None, growth_of_rate(evidence)
     facts, shorter, decayed = standing(evidence), passing(evidence), _decayed(evidence)
     if shorter is not None and shorter.atoms[0].remedy != DECAY and was_tried(evidence, DECAY):
         decayed = ""
     ended = f"overflowed {output.dtype}" if output.posinf or output.neginf else "had no value"
     if weights and decayed:  # measured in the updates before, whatever norms hide from the loss
         confidence = "likely"
-    if confidence is None or are_refuted(evidence):
+    if raised is not None:  # a tenth of such a rate is as bad
+        confidence = "likely"
+    elif confidence is None or are_refuted(evidence):
         return None
     return Diagnosis(
         code="NS404",
         title=f"training ran away until `{op_name(event.op)}` {ended}",
-        cause=_cause(loss, weights, facts, decayed),
+        cause=_cause(loss, weights, facts, decayed) if raised is None else _of_raised(raised),
         confidence=confidence if shorter is None else "certain",
         confirmed="" if shorter is None else made_anew(shorter),
         lines=_lines(evidence, norm, weights),
-        remedies=_remedies(facts, decayed, in_update=event.phase == "optimizer"),
-        usual_cure=_LESS_DECAY if decayed else "",
+        remedies=()
+        if raised or factor
+        else _remedies(facts, decayed, in_update=event.phase == "optimizer"),
+        usual_cure=_mend(raised, factor) or (_LESS_DECAY if decayed else ""),
         where=event.module,
         of_updates=event.phase != "optimizer",
     )
@@ -226,9 +238,7 @@ def _after_one(evidence: Evidence) -> Diagnosis | None:
             f"since is below {lone.lowest:.3g}"
         ),
         confidence="likely",
-        lines=(
-            f"go back to weights from before step {lone.step}, and mend what sets the rate there",
-        ),
+        lines=(_MEND_RATE.format(lone.step),),
         where=facts.host,
         seen=Sighting(step=lone.step, phase="optimizer"),
     ).at(facts.schedule_at or update_line(evidence) or facts.optimizer_at)
@@ -312,11 +322,24 @@ def _cause(
     return f"the loss grew from {loss.first:.3g} to {loss.highest:.3g} before it{rate}"
 
 
+def _mend(raised: RaisedRate | None, factor: float | None) -> str:
+    if raised is not None:
+        return _MEND_RATE.format(raised.step)
+    return f"end the rise of the rate: each update multiplies it by {factor:.3g}" if factor else ""
+
+
+def _of_raised(raised: RaisedRate) -> str:
+    return (
+        f"weights grew beyond all measure since the update of step {raised.step}: it was made at a "
+        f"learning rate of {raised.rate:.3g}, those before it at {raised.usual:.3g} or less"
+    )
+
+
 def _decayed(evidence: Evidence) -> str:
     """Return what the last look at an update saw of a decay that makes weights grow, or ""."""
     seen = [share for _, share in series_values(evidence, DECAYED)][-1:]
     optimizer = standing(evidence).optimizer
-    rates = _rates(evidence)
+    rates = rates_so_far(evidence)
     usual = median_low(rates) / rates[-1] if rates else 1.0  # else what has grown is the rate
     if not seen or seen[0] * min(usual, 1.0) <= GROWS:
         return ""
@@ -340,15 +363,9 @@ def _lines(
     return tuple(lines)
 
 
-def _rates(evidence: Evidence) -> list[float]:
-    """Return the learning rates up to the failure, those of 0 left out."""
-    at = evidence.incident.at.step if evidence.incident is not None else math.inf
-    return [rate for step, rate in series_values(evidence, "lr") if step <= at and rate > 0.0]
-
-
 def _raised(evidence: Evidence) -> tuple[str, ...]:
     """Return what raised the learning rate up to the failure, as far as that is known."""
-    rates = _rates(evidence)
+    rates = rates_so_far(evidence)
     if not rates or rates[-1] <= _RAISED * rates[0]:
         return ()
     facts = standing(evidence)

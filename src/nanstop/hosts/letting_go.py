@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 __tracebackhide__ = passes_through
 
 _SHARE = 0.01
-"""Of a run, at most, that looks take."""
-_MOMENTS = ((gc, "collect"), (torch.cuda, "empty_cache"), (nn.Module, "to"), (nn.Module, "cuda"))
+"""Of a run, at most, that looks take, and as much that collecting garbage does."""
+_MOMENTS = ((torch.cuda, "empty_cache"), (nn.Module, "to"), (nn.Module, "cuda"))
 """At which a script frees memory, or is about to need it for another model."""
 
 
@@ -33,8 +34,8 @@ class Loops(Protocol):
 
 
 class LettingGo:
-    """Before a script frees memory, or needs it for another model, looks whether it still holds
-    what it has trained last.
+    """Where a script frees memory, or needs it for another model, looks whether it still holds what
+    it has trained last.
 
     ``loops`` returns what watches the loops of this process, None where nothing does.
     """
@@ -43,11 +44,13 @@ class LettingGo:
         self, loops: Callable[[], Loops | None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._loops = loops
-        self._clock, self._not_before = clock, 0.0
-        self._leaves_circles = False
+        self._clock = clock
+        self._looks, self._collects = _Share(clock), _Share(clock)
+        self._leaves_circles = self._is_looking = False
 
     def install(self, table: Table) -> None:
         """Look at all such moments."""
+        table.replace(gc, "collect", self._look_after)
         for owner, name in _MOMENTS:
             table.replace(owner, name, self._look_before)
 
@@ -57,28 +60,75 @@ class LettingGo:
         """
         self._leaves_circles = True
 
+    def _look_after(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Stand in for ``gc.collect``: what is garbage holds nothing any more."""
+        result = original(*args, **kwargs)
+        if not self._is_looking:
+            self._leaves_circles = False
+            if self._is_let_go():
+                original()
+        return result
+
     def _look_before(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self.look()
         return original(*args, **kwargs)
 
     def look(self) -> None:
         """Let go of what the script holds no more. No device work of its own."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self._is_looking:
             return
+        is_gone, is_over = self._is_let_go(), self._leaves_circles
+        self._leaves_circles = False
+        if is_gone or is_over:
+            self._collect()
+        elif is_gone is False and self._collects.is_due():
+            # What was run again holds itself in circles, and may be all that holds it.
+            with self._collects.spent():
+                self._collect()
+            if self._is_let_go(again=True):
+                self._collect()
+
+    def _is_let_go(self, *, again: bool = False) -> bool | None:
+        """Let go of what the script holds no more; return whether there was such, None where that
+        was not asked.
+        """
         loops = self._loops()
-        if loops is not None and self._clock() >= self._not_before:
-            self._look_at(loops)
-        leaves_circles, self._leaves_circles = self._leaves_circles, False
-        if leaves_circles:
+        trained = loops.trained() if loops and (again or self._looks.is_due()) else []
+        if loops is None or not trained:
+            return None
+        with self._looks.spent():
+            is_held = is_held_elsewhere(trained, loops)
+        if not is_held:
+            self._looks, self._collects = _Share(self._clock), _Share(self._clock)
+            with self._looking():
+                loops.let_go()
+        return not is_held
+
+    def _collect(self) -> None:
+        with self._looking():
             gc.collect()
 
-    def _look_at(self, loops: Loops) -> None:
-        trained, began = loops.trained(), self._clock()
-        if not trained:
-            return
-        if is_held_elsewhere(trained, loops):
-            now = self._clock()
-            self._not_before = now + (now - began) / _SHARE
-        else:
-            loops.let_go()
-            self._leaves_circles = True
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        self._is_looking = True
+        try:
+            yield
+        finally:
+            self._is_looking = False
+
+
+class _Share:
+    """Keeps what is done now and then to a share of the time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._not_before = clock, 0.0
+
+    def is_due(self) -> bool:
+        return self._clock() >= self._not_before
+
+    @contextmanager
+    def spent(self) -> Iterator[None]:
+        began = self._clock()
+        yield
+        now = self._clock()
+        self._not_before = now + (now - began) / _SHARE

@@ -79,7 +79,7 @@ GUARDED = {
     "power": (lambda v, b: ((v * b["z"]).square().sum(-1) ** 0.5).mean(), zero),
     "norm": (lambda v, b: (v * b["z"] / (v * b["z"]).norm(dim=-1, keepdim=True)).sum(), zero),
     "norm that is masked": (  # whose backward chooses, too
-        lambda v, b: (v / (v.norm(dim=-1, keepdim=True) * b["m"][:, :1])).mean(),
+        lambda v, b: (v * b["m"] / (v.norm(dim=-1, keepdim=True) * b["m"][:, :1])).mean(),
         hidden,
     ),
     "inverse root": (
@@ -88,7 +88,10 @@ GUARDED = {
     ),
     "largest": (lambda v, b: (v * b["z"] / (v * b["z"]).abs().amax(-1, True)).sum(), zero),
     "count": (lambda v, b: ((v * b["m"]).sum(-1) / b["m"].sum(-1)).mean(), hidden),
-    "inverse": (lambda v, b: (v.sum(-1) * b["z"].abs().sum(-1).reciprocal()).mean(), zero),
+    "inverse": (
+        lambda v, b: ((v * b["z"]).sum(-1) * b["z"].abs().sum(-1).reciprocal()).mean(),
+        zero,
+    ),
     "logarithm": (lambda v, b: (b["z"].abs().sum(-1) * v.exp().sum(-1)).log().mean(), zero),
     "where": (lambda v, b: torch.where(b["z"] > 0, (b["z"].abs() * v.exp()).sqrt(), 0).sum(), zero),
     "where quotient": (lambda v, b: torch.where(b["z"] != 0, v / b["z"], 0.0).mean(), zero),
@@ -144,7 +147,7 @@ def test_a_guard_does_not_take_the_place_of_digits_that_rounding_took():
 
 def of_a_mixture(v, b):
     z = v / b["z"]
-    log = -0.5 * z * z - (b["z"] * v.exp()).abs().log()
+    log = (-0.5 * z * z - (b["z"] * v.exp()).abs().log()) * (b["z"] != 0.0)
     return -log.logsumexp(-1).mean()
 
 
@@ -288,7 +291,7 @@ def test_a_guarded_form_is_help_only_where_it_is_not_allowed():
 
 def quotient_of_a_logarithm(v, b):
     rest = b["z"].abs().sum(-1)
-    return ((v.exp().sum(-1) * rest).log() / rest).mean()
+    return ((v.exp().sum(-1) * rest).log() / rest * (rest > 0)).mean()
 
 
 def root_of_a_share(v, b):
@@ -344,7 +347,7 @@ class Share(nn.Module):
         self.inner = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x, count):
-        return self.inner(x).square() / count
+        return self.inner(x).square() * (count > 0) / count
 
 
 def shared_in_the_model(net, b):
@@ -352,7 +355,7 @@ def shared_in_the_model(net, b):
 
 
 def shared_in_the_loss(net, b):
-    given = net(b["x"], torch.ones(1))
+    given = net(b["x"], torch.ones(1)) * b["m"]
     return (given.sum(-1) / b["m"].sum(-1)).mean()
 
 

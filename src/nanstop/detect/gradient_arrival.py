@@ -37,7 +37,7 @@ UPDATES = 8
 MOST_UPDATES = 33
 """Updates of an optimizer that are looked at."""
 CONFIRMED = 3
-"""Updates in a row that show once more what was replaced, or what gets no gradient."""
+"""Updates that show once more what was replaced, or what gets no gradient."""
 _SAME = 1e-6
 
 
@@ -50,12 +50,9 @@ class GradientArrival:
         """The starts of some weights at the first update."""
         self._compared: WeakSet[Optimizer] = WeakSet()
         self._turns: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
-        self._num_few = 0
-        """Updates in a row that most of what is trained had no gradient in."""
+        self._num_few = 0  # updates in a row in which most of what is trained had no gradient
         self._fed = False
-        """Whether the script hands gradients to tensors of its own:
-        copies that it updates and writes back.
-        """
+        """Whether the script hands gradients to copies of its own, which it writes back."""
         self.untaken: GradientPath | None = None
         """What arrived, where the optimizer holds nothing of the model:
         to be told if the update uses nothing else.
@@ -65,10 +62,9 @@ class GradientArrival:
         """Return how many trainable tensors have a gradient now, None where that was looked at.
         No device work.
 
-        Where most have none in some updates in a row (a model may leave out layers by chance), a
-        micro-batch is run again, undone: those of modules that it does not call count for nothing.
-        An optimizer of other tensors alone may hold copies to which the script hands the gradients,
-        after the clip at the latest: then ``unheld`` tells.
+        Where most have none, three times, a micro-batch is run again, undone: modules that it does
+        not call do not count. An optimizer of other tensors alone may hold copies to which the
+        script hands the gradients, after the clip at the latest: then ``unheld`` tells.
         """
         path = facts.gradient_path
         if path is None or path.num_reached is not None or self._fed or not is_whole(facts):
@@ -85,7 +81,7 @@ class GradientArrival:
         reached = found.num_reached
         if reached and is_mostly_unreached(found):
             self._num_few += 1
-            if self._num_few < CONFIRMED:
+            if self._num_few < CONFIRMED:  # a model may leave out layers by chance
                 return None
             found = _reached(path, _called(step, mine))
         self._fed = others and any(p.grad is not None for p in held.values())

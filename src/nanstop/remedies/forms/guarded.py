@@ -64,7 +64,7 @@ def _large(call: Call) -> Any:
     infinite: 0 is no nearer to that. 0 / 0, a mean of nothing, stays 0.
     """
     found = _GUARDS[call.name](call)
-    if not isinstance(found, Tensor):
+    if not isinstance(found, Tensor) or not found.numel():
         return found
     own, known = call.run().detach(), found.detach()
     largest = known.nan_to_num(0.0, 0.0, 0.0).abs().amax().clamp(min=1.0)

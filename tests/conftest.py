@@ -3,6 +3,7 @@ incidents.
 """
 
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -81,12 +82,27 @@ def pytest_runtest_setup(item):
     _freeze_imported(item.config)
 
 
+@pytest.fixture(scope="session")
+def unmade_folders(tmp_path_factory):
+    """Incident folders for tests that make no other files, none of which is there yet."""
+    base = tmp_path_factory.mktemp("incidents")
+    return (base / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def incident_folder(tmp_path, monkeypatch):
-    """Each test has an incident folder of its own and no kill switch."""
-    monkeypatch.setenv("NANSTOP_DIR", str(tmp_path / "nanstop"))
+def incident_folder(request, unmade_folders, monkeypatch):
+    """Each test has an incident folder of its own and no kill switch.
+
+    ``tmp_path`` is of those that ask for it: it is made by a walk through the folders of all tests
+    before it.
+    """
+    if "tmp_path" in request.fixturenames:
+        folder = request.getfixturevalue("tmp_path") / "nanstop"
+    else:
+        folder = next(unmade_folders)
+    monkeypatch.setenv("NANSTOP_DIR", str(folder))
     monkeypatch.delenv("NANSTOP", raising=False)
-    return tmp_path / "nanstop"
+    return folder
 
 
 @pytest.fixture

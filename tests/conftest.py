@@ -3,6 +3,7 @@ incidents.
 """
 
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -38,14 +39,25 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.filterwarnings(*OLDER_HOSTS))
 
 
-def pytest_collection_finish():
+NUM_FROZEN = pytest.StashKey[int]()
+"""How many modules there were when the garbage collector was told to leave what there is."""
+
+
+def pytest_collection_finish(session):
     """What was imported stays: the garbage collector need not walk it. A Trainer collects twice a
     training, which took a fifth of the suite's time.
     """
     if "hypothesis" in sys.modules:
         _first_example()  # asks the collector who refers to a generator: to a frozen one nobody
-    gc.collect()
-    gc.freeze()
+    _freeze_imported(session.config)
+
+
+def _freeze_imported(config):
+    """Freeze what there is where many modules were imported since that was done last."""
+    if len(sys.modules) >= config.stash.get(NUM_FROZEN, 0) + 50:
+        config.stash[NUM_FROZEN] = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 def _first_example():
@@ -59,7 +71,7 @@ def pytest_sessionfinish():
     gc.unfreeze()  # the summary imports what asks the collector who refers to an object
 
 
-def pytest_runtest_setup():
+def pytest_runtest_setup(item):
     """A test's training arguments must not decide on the precision of the next one's: those of
     transformers 4 write it here, and read it where none is asked for. Nor must what it compiled
     keep the looks away from the models of all tests after it.
@@ -67,14 +79,30 @@ def pytest_runtest_setup():
     os.environ.pop("ACCELERATE_MIXED_PRECISION", None)
     if "torch._dynamo.utils" in sys.modules:
         sys.modules["torch._dynamo.utils"].counters.clear()
+    _freeze_imported(item.config)
+
+
+@pytest.fixture(scope="session")
+def unmade_folders(tmp_path_factory):
+    """Incident folders for tests that make no other files, none of which is there yet."""
+    base = tmp_path_factory.mktemp("incidents")
+    return (base / str(number) for number in itertools.count())
 
 
 @pytest.fixture(autouse=True)
-def incident_folder(tmp_path, monkeypatch):
-    """Each test has an incident folder of its own and no kill switch."""
-    monkeypatch.setenv("NANSTOP_DIR", str(tmp_path / "nanstop"))
+def incident_folder(request, unmade_folders, monkeypatch):
+    """Each test has an incident folder of its own and no kill switch.
+
+    ``tmp_path`` is of those that ask for it: it is made by a walk through the folders of all tests
+    before it.
+    """
+    if "tmp_path" in request.fixturenames:
+        folder = request.getfixturevalue("tmp_path") / "nanstop"
+    else:
+        folder = next(unmade_folders)
+    monkeypatch.setenv("NANSTOP_DIR", str(folder))
     monkeypatch.delenv("NANSTOP", raising=False)
-    return tmp_path / "nanstop"
+    return folder
 
 
 @pytest.fixture

@@ -36,21 +36,20 @@ def folder(tmp_path):
     return tmp_path
 
 
-def cli(folder, *arguments):
-    """Run the command line in ``folder``: (exit code, stdout, stderr), after what must hold of
-    every bad input.
+@pytest.fixture
+def cli(call, monkeypatch):
+    """Run the command line in a folder: (exit code, stdout, stderr), after what must hold of every
+    bad input.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "nanstop", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert "Traceback" not in done.stdout + done.stderr
-    assert "bug in nanstop" not in done.stderr
-    return done.returncode, done.stdout, done.stderr
+
+    def run_in(folder, *arguments):
+        monkeypatch.chdir(folder)
+        code, out, err = call(*arguments)
+        assert "Traceback" not in out + err
+        assert "bug in nanstop" not in err
+        return code, out, err
+
+    return run_in
 
 
 @pytest.mark.parametrize(
@@ -70,7 +69,7 @@ def cli(folder, *arguments):
         (["demo", "s1-gemma3"], "did you mean `s1-gemma3-dpo-fp16`?"),
     ],
 )
-def test_what_is_mistyped_is_said_with_what_was_meant(folder, arguments, said):
+def test_what_is_mistyped_is_said_with_what_was_meant(cli, folder, arguments, said):
     (folder / "nothing").mkdir()
     code, out, err = cli(folder, *arguments)
     assert (code, out) == (2, "")
@@ -101,7 +100,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("said", DAMAGES)
-def test_a_tampered_incident_is_refused(incident, tmp_path, said):
+def test_a_tampered_incident_is_refused(cli, incident, tmp_path, said):
     shutil.copytree(incident, tmp_path / "0000")
     DAMAGES[said](tmp_path / "0000" / "report.json")
     code, out, err = cli(tmp_path, "report", "0000")
@@ -109,7 +108,7 @@ def test_a_tampered_incident_is_refused(incident, tmp_path, said):
     assert said in err
 
 
-def test_json_is_json_whatever_happened(incident):
+def test_json_is_json_whatever_happened(cli, incident):
     code, out, _ = cli(incident.parent, "report", "--json", ".")
     (found,) = json.loads(out)
     assert (code, found["incident"]["id"]) in ((0, "0000"), (3, "0000"))

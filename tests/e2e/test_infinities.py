@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from e2e.test_forms import WIDTH, as_it_is, investigated, shown
+from e2e.forms.spoiled_step import WIDTH, as_it_is, investigated, shown
 from nanstop.rewrite.operations import infinity_of
 from nanstop.rewrite.source import Source
 

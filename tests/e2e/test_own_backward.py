@@ -5,7 +5,7 @@ is told from what is 0.
 import pytest
 import torch
 
-from e2e.test_causes import said, x
+from e2e.one_step import said, x
 
 TINY = 1e-30
 

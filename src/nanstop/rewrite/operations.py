@@ -144,14 +144,7 @@ def constructor_of(source: Source, name: ast.expr) -> ast.Call | None:
     """Return the call whose result a name or ``self.NAME`` is, where the file binds it once."""
     if not isinstance(name, ast.Name | ast.Attribute):
         return None
-    spelled = ast.unparse(name)
-    bound = [
-        node
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.Name | ast.Attribute)
-        and isinstance(node.ctx, ast.Store)
-        and ast.unparse(node) == spelled
-    ]
+    bound = source.stored.get(ast.unparse(name), [])
     made = source.parents[bound[0]] if len(bound) == 1 else None
     value = made.value if isinstance(made, ast.Assign) and len(made.targets) == 1 else None
     return value if isinstance(value, ast.Call) else None

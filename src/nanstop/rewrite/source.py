@@ -77,6 +77,15 @@ class Source:
         return frozenset(found | {n.arg for n in ast.walk(self.tree) if isinstance(n, ast.arg)})
 
     @cached_property
+    def stored(self) -> Mapping[str, list[ast.Name | ast.Attribute]]:
+        """Where the file binds each name and attribute, by how it is spelled."""
+        found: dict[str, list[ast.Name | ast.Attribute]] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.setdefault(ast.unparse(node), []).append(node)
+        return found
+
+    @cached_property
     def imported(self) -> Mapping[str, str]:
         """What the file's imports call what: ``F`` is ``torch.nn.functional``.
 

@@ -77,7 +77,7 @@ def an_eps_of_1e_8_is_0_in_float16():
     return bool(adam_of_a_still_weight(eps=1e-8, stored=torch.float16)[0].isnan())
 
 
-FIXES.test("NS402", 4, "e2e/test_forms.py::test_a_line_of_an_own_optimizer_has_a_form")
+FIXES.test("NS402", 4, "e2e/forms/test_own_parts.py::test_a_line_of_an_own_optimizer_has_a_form")
 
 
 @FIXES.plant("NS402", 5)

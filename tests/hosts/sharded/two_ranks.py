@@ -5,6 +5,7 @@ torch is imported once, each rank is a fork of that process.
 """
 
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -24,6 +25,14 @@ FILES = {"parallel": "parallel_programs.py"} | dict.fromkeys(DRIFTING, "drifting
 """Where programs are; all others are in ``rank_programs``."""
 TRAINERS = ("trainer", "sharded_trainer", "trainer_engine", "sft", "dpo", "drifting_trainer")
 """Programs that train by a Trainer of transformers."""
+IMPORTED_ONCE = (
+    *("torch._dynamo", "torch.distributed.checkpoint", "pydantic", "yaml"),
+    *("jinja2", "markdown_it", "pygal"),
+    *("nanstop.process.inject.start", "nanstop.hosts.loop.controller", "nanstop.session.factory"),
+    *("nanstop.session.failures", "nanstop.report.text.terminal", "nanstop.report.html.run_record"),
+    "nanstop.report.html.page",
+)
+"""What a training, and what is told of a failure, would import in each rank."""
 SECONDS = 300
 """After which ranks that have not ended are killed, and told as hung."""
 
@@ -146,8 +155,10 @@ def _rank(job, rank, port):
 
 def main():
     """Be the parent of the ranks of some jobs."""
-    import torch.distributed
+    import torch
 
+    for name in IMPORTED_ONCE:
+        importlib.import_module(name)
     torch.set_num_threads(1)
     gc.freeze()  # what was imported stays; each rank collects at its end
     for line in sys.stdin:

@@ -1,0 +1,58 @@
+"""Logarithms of numbers that were rounded to 0, or are 0."""
+
+import pytest
+import torch
+
+from e2e.one_step import ROWS, WIDTH, said, x
+
+
+def cold(net, batch):
+    return (1e4 * net(batch["v"])).softmax(-1)
+
+
+def test_the_logarithm_of_a_rounded_probability():
+    found = said(lambda net, b: -cold(net, b).log().mean(), v=x())
+    assert (found[0].code, found[0].confidence) == ("NS207", "certain")
+    assert "probability" in found[0].cause
+
+
+def test_the_logarithm_of_a_choice_that_is_hidden():
+    def loss(net, b):
+        chances = net(b["v"]).masked_fill(b["v"] > 0, -torch.inf).softmax(-1)
+        return (chances * chances.log()).sum()
+
+    found = said(loss, v=x())
+    assert (found[0].code, found[0].cause) == ("NS207", "the logarithm of a probability of 0")
+
+
+ROUNDED = {
+    "mixture": lambda net, b: ((-(net(b["v"]).square()) - 400.0).exp() / 3.0).sum(-1).log().mean(),
+    "product": lambda net, b: (net(b["v"]).sigmoid() * 1e-3).pow(20).log().mean(),
+    "weighted": lambda net, b: (
+        (net(b["v"]).softmax(-1) * (-1e3 * (b["v"] - 99.0).abs()).exp()).sum(-1).log().mean()
+    ),
+}
+
+
+@pytest.mark.parametrize("spelled", ROUNDED)
+def test_the_logarithm_of_a_number_that_was_rounded_to_0(spelled):
+    found = said(ROUNDED[spelled], v=x())
+    assert found[0].code == "NS207"
+    assert found[0].cause.endswith("that was rounded to exactly 0")
+    assert any("rounds to 0 what is not 0" in line for line in found[0].lines)
+
+
+def test_the_logarithm_of_another_zero_has_no_story():
+    found = said(lambda net, b: net(b["v"]).sum() + b["prob"].log().sum(), v=x(), prob=x(1).abs())
+    assert found[0].code == "NS207"
+    assert found[0].cause == "the logarithm of an exact 0"
+
+
+def test_the_logarithm_within_a_distribution():
+    def loss(net, b):
+        policy = torch.distributions.Beta(net(b["v"]).exp() + 1, torch.ones(ROWS, WIDTH) + 1)
+        return policy.log_prob(torch.ones(ROWS, WIDTH)).sum()
+
+    found = said(loss, v=x())
+    assert (found[0].code, found[0].confidence) == ("NS207", "certain")
+    assert found[0].cause == "the logarithm of an exact 0"

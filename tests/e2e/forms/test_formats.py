@@ -1,0 +1,76 @@
+"""A number, or a line, that a narrow format does not hold."""
+
+from contextlib import suppress
+
+import pytest
+import torch
+from torch import nn
+
+import nanstop
+from e2e.forms.spoiled_step import WIDTH, batch
+from nanstop.report.text.terminal import render
+
+
+class Masked(nn.Module):
+    """Scores under autocast with a mask's number that float16 does not hold."""
+
+    def __init__(self, *, as_weights, in_place=False):
+        super().__init__()
+        self.inner, self.as_weights = nn.Linear(WIDTH, WIDTH), as_weights
+        self.in_place = in_place
+
+    def forward(self, x, mask):
+        with torch.autocast("cpu", dtype=torch.float16):
+            scores = self.inner(x)
+            if self.in_place:
+                scores.masked_fill_(~mask, -1e9)
+            else:
+                scores = scores.masked_fill(~mask, -1e9)
+        return scores.float().softmax(-1) if self.as_weights else 1e-3 * scores.float()
+
+
+@pytest.mark.parametrize(("as_weights", "in_place"), [(True, False), (False, False), (True, True)])
+def test_a_fill_beyond_its_format_is_a_fill_with_what_that_holds(as_weights, in_place):
+    """Where the number itself is used, another one is another function."""
+    torch.manual_seed(0)
+    net = Masked(as_weights=as_weights, in_place=in_place)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    given = batch(0)
+    given["m"][:, :2] = False
+    with suppress(RuntimeError), nanstop.watch(net, optimizer) as watch:
+        watch.step(lambda now: (net(now["x"], now["m"]) * now["t"]).sum(), given)
+    (incident,) = watch.incidents
+    (atom,) = incident.proof.minimal
+    assert (atom.remedy == "held_fill") == as_weights
+    assert incident.proof.verdict == "proven"
+    made = "scores.masked_fill_(" if in_place else "scores = scores.masked_fill("
+    new, text = f"+ {made}~mask, torch.finfo(scores.dtype).min)", render(incident)
+    assert (new in text) == as_weights
+    assert "not run" not in text
+
+
+def energy(scores):
+    return scores.pow(2).sum() / 1024
+
+
+@pytest.mark.slow
+def test_a_line_not_of_the_model_that_overflows_in_half_is_computed_in_float32():
+    """The line alone is what a person would change: no module holds it."""
+    torch.manual_seed(0)
+    net = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+    rows = 300 * torch.randn(32, WIDTH)
+
+    def loss(x):
+        with torch.autocast("cpu", dtype=torch.float16):
+            scores = net(x)
+        return energy(scores)
+
+    with nanstop.watch(net, optimizer) as watch:
+        watch.step(loss, rows)
+        assert watch.update()
+    (incident,) = watch.incidents
+    assert [atom.remedy for atom in incident.proof.minimal] == ["fp32_line"]
+    assert incident.proof.verdict == "proven"
+    assert incident.audit[-1].action.kind == "adopt"
+    assert "+ return scores.float().pow(2).sum() / 1024" in render(incident)

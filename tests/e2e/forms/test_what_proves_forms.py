@@ -1,0 +1,78 @@
+"""What a form is proven by: other rows, the step before, float64, each line alone."""
+
+import torch
+
+from e2e.forms.spoiled_step import WIDTH, investigated, zero
+from nanstop.report.text.terminal import render
+
+
+def of_two_lines(v, b):
+    root = (v * b["z"]).square().sum(-1, keepdim=True).sqrt()
+    return (v * b["z"] / root).sum()
+
+
+def test_forms_of_two_lines_are_found_one_after_the_other():
+    watch, _ = investigated(of_two_lines, zero)
+    (incident,) = watch.incidents
+    atoms = incident.proof.minimal
+    assert (incident.proof.verdict, {atom.remedy for atom in atoms}) == ("proven", {"form"})
+    assert len({atom.target for atom in atoms}) == 2
+
+
+def of_cancelled_squares(v, b):
+    x = v + b["s"] - 1
+    variance = (x * x).mean(-1, keepdim=True) - x.mean(-1, keepdim=True) ** 2
+    normed = (x - x.mean(-1, keepdim=True)) / torch.sqrt(variance + 1e-5)
+    return (v.sum(-1) * (normed.square().sum(-1) - WIDTH + 1)).mean()
+
+
+def far_off(given):
+    given["s"][1] = 43210.0
+
+
+def test_a_guard_does_not_take_the_place_of_digits_that_rounding_took():
+    """In float64 the row has a deviation; a guard gives it another one, and other gradients."""
+    watch, _ = investigated(of_cancelled_squares, far_off)
+    (incident,) = watch.incidents
+    assert incident.proof.reference.dtype == "float64"
+    assert incident.proof.verdict != "proven"
+    assert "computed in float64, with all before it, it is finite" in render(incident)
+    assert incident.diagnoses[0].usual_cure.startswith("Let nothing cancel before it")
+
+
+def of_a_mixture(v, b):
+    z = v / b["z"]
+    log = (-0.5 * z * z - (b["z"] * v.exp()).abs().log()) * (b["z"] != 0.0)
+    return -log.logsumexp(-1).mean()
+
+
+def of_one_density(given):
+    given["z"][1, :3] = 0.0
+
+
+def test_an_infinity_that_the_loss_leaves_out_has_a_form_where_it_is_made():
+    watch, _ = investigated(of_a_mixture, of_one_density)
+    (incident,) = watch.incidents
+    assert incident.proof.verdict == "proven"
+    assert len({atom.target for atom in incident.proof.minimal}) == 2
+
+
+def test_a_batch_without_a_healthy_row_is_judged_by_the_one_before():
+    def nothing_kept(given):
+        given["m"][:] = False
+
+    watch, _ = investigated(lambda v, b: (v * b["m"]).sum() / b["m"].sum(), nothing_kept)
+    (incident,) = watch.incidents
+    assert incident.proof.verdict == "proven"
+    assert incident.proof.minimal[0].remedy == "form"
+
+
+def test_a_temperature_of_0_proves_no_form():
+    tau = [1.0]
+
+    def cold(_given):
+        tau[0] = 0.0
+
+    watch, _ = investigated(lambda v, _: (v / tau[0]).softmax(-1)[:, 0].mean(), cold)
+    assert watch.incidents
+    assert all(incident.proof is None for incident in watch.incidents)

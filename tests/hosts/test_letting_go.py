@@ -96,6 +96,12 @@ class Holder:
     pass
 
 
+class Silent:
+    @property
+    def __class__(self):
+        raise RuntimeError
+
+
 def train():
     net = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -143,6 +149,8 @@ UPDATES_IN_A_HOOK = """
         # A circle through the optimizer is the script's as far as the script holds a part of it.
         ("one = Holder(); one.it = optimizer; optimizer.owner = one; held.append(one)", True),
         ("one = Holder(); one.it = optimizer; optimizer.owner = one", False),
+        # An object that does not say what it is, as those do that stand for others.
+        ("one = Silent(); one.it = optimizer; optimizer.owner = one", False),
         # Updates that a hook makes: the script holds the model, which holds the hook.
         (
             UPDATES_IN_A_HOOK,

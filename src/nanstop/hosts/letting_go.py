@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from weakref import ref
 import torch
 from torch import nn
 
+from nanstop.errors import TrainingStopped
 from nanstop.hosts.references import is_held_elsewhere
 from nanstop.tracebacks import passes_through
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 __tracebackhide__ = passes_through
 
+_log = logging.getLogger("nanstop")
 _SHARE = 0.01
 """Of a run, at most, that looks take, and as much that collecting garbage does."""
 _MOMENTS = ((torch.cuda, "empty_cache"), (nn.Module, "to"), (nn.Module, "cuda"))
@@ -93,15 +96,24 @@ class LettingGo:
         was not asked.
         """
         loops = self._loops()
-        trained = loops.trained() if loops and (again or self._looks.is_due()) else []
-        if loops is None or not trained:
+        if loops is None or not (again or self._looks.is_due()):
             return None
-        with self._looks.spent():
-            is_held = is_held_elsewhere(trained, loops)
-        if not is_held:
-            self._looks, self._collects = _Share(self._clock), _Share(self._clock)
-            with self._looking():
-                loops.let_go()
+        try:
+            trained = loops.trained()
+            if not trained:
+                return None
+            with self._looks.spent():
+                is_held = is_held_elsewhere(trained, loops)
+            if not is_held:
+                self._looks, self._collects = _Share(self._clock), _Share(self._clock)
+                with self._looking():
+                    loops.let_go()
+        except TrainingStopped:
+            raise
+        except Exception as error:  # nanstop is never the reason a run dies
+            self._loops = lambda: None
+            _log.warning("nanstop: models that are thrown away may stay in memory (%s)", error)
+            return None
         return not is_held
 
     def _collect(self) -> None:

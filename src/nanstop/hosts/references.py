@@ -71,14 +71,15 @@ def _reached(by: object) -> list[Any]:
 
 def _referents(each: Any) -> Iterator[Any]:
     held: Iterable[Any] = gc.get_referents(each)
-    if isinstance(each, FunctionType):  # not its globals
+    if type(each) is FunctionType:  # not its globals
         held = each.__closure__ or ()
-    return (one for one in held if not isinstance(one, _SKIPPED))
+    # Not `isinstance`: it asks objects what they say their class is, which is code of theirs.
+    return (one for one in held if not issubclass(type(one), _SKIPPED))
 
 
 def _is_own(each: Any) -> bool:
     """Return whether an object is of one of nanstop's classes, or one of its functions."""
-    while isinstance(each, (partial, MethodType)):
-        each = each.func if isinstance(each, partial) else each.__func__
-    named = each if isinstance(each, FunctionType) else type(each)
+    while type(each) in (partial, MethodType):
+        each = each.func if type(each) is partial else each.__func__
+    named = each if type(each) is FunctionType else type(each)
     return (named.__module__ or "").partition(".")[0] == "nanstop"

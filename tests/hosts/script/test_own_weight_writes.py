@@ -91,3 +91,42 @@ def test_line_that_writes_to_others_is_not_named(tmp_path):
     report = next(one for one in news if isinstance(one, Report))
     assert report.incident.bad_params == ("0.weight",)
     assert report.incident.written_by == ()
+
+
+BY_THE_FIRST_FORWARD = """
+import torch
+from torch import nn
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.inner = nn.Linear(4, 1)
+        self.register_buffer("is_new", torch.tensor(1))
+
+    def forward(self, x):
+        if self.is_new:
+            with torch.no_grad():
+                self.scale.copy_(1.0 / x.std(0))
+                self.is_new.fill_(0)
+        return self.inner(x * self.scale)
+
+
+torch.manual_seed(0)
+net = Normed()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(3):
+    x = torch.randn(8, 4)
+    x[:, 2] = 1.0
+    optimizer.zero_grad()
+    net(x).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_what_the_first_forward_sets_is_nothing_that_was_loaded(tmp_path):
+    _, news = investigated(tmp_path / "a.py", BY_THE_FIRST_FORWARD)
+    told = [d.code for one in news if isinstance(one, Report) for d in one.diagnoses]
+    assert told[0] == "NS206"
+    assert "NS106" not in told

@@ -6,7 +6,7 @@ One session, and what is done about the ends of its windows.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -67,10 +67,14 @@ class LoopController:
         self.latest_norm: float | None = None
         """Of the gradients of the last window, None where they were not measured."""
 
-    def open(self, view: PlainView, **known: Any) -> None:
-        """Open the session once; ``known`` are further fields of ``RunFacts``."""
+    def open(self, view: PlainView, written: Collection[str] = (), **known: Any) -> None:
+        """Open the session once; ``known`` are further fields of ``RunFacts``. ``written``: weights
+        that the first forward has set, of which nobody knows what they were before.
+        """
         if self.session is None:
-            self.facts = facts_of_loop(view, **known)
+            facts = facts_of_loop(view, **known)
+            odd = tuple(one for one in facts.odd_weights if one.name not in written)
+            self.facts = replace(facts, odd_weights=odd)
             self.session = self._open_session(view, self.facts)
             self.session.present = self.step_id
             self.session.rows_of = self.data_rows.rows_of

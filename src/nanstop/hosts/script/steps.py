@@ -177,8 +177,10 @@ class Steps:
         if first is not None:
             _, is_on, dtype = first.autocast
             autocast, inputs = format_name(dtype) if is_on else None, list(first.batch.values())
+        written = set(map(id, self._buffers.written_weights()))
         self.controller.open(
             view,
+            {name for name, p in view.root.named_parameters() if id(p) in written},
             autocast=autocast,
             clip=window.clip,
             num_micro=max(1, len(window.micros)),

@@ -22,7 +22,7 @@ from nanstop.hosts.tape.tape_calls import Constant
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.measure.accounts.followed import Line
 from nanstop.measure.loss_graph import LEAST_SCALE
-from nanstop.numerics.tensors import by_torch_alone, nonfinite
+from nanstop.numerics.tensors import by_torch_alone, nonfinite, version
 from nanstop.numerics.trained import gradients_held
 from nanstop.records.facts import BY_HAND
 from nanstop.replay.copies.buffers import BufferNotes
@@ -38,11 +38,14 @@ class BufferGroup:
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[nn.Module, BufferNotes] = WeakKeyDictionary()
+        self._weights: WeakKeyDictionary[nn.Module, list[int]] = WeakKeyDictionary()
+        """Versions of modules' weights when they were followed first."""
 
     def add(self, module: nn.Module) -> Any:
         """Follow a module's buffers from now on; return their first note."""
         if module not in self._known:
             self._known[module] = BufferNotes(module)
+            self._weights[module] = [version(p) for p in module.parameters()]
         return self._known[module], self._known[module].note()
 
     def note(self) -> list[Any]:
@@ -51,6 +54,17 @@ class BufferGroup:
     def restore(self, noted: Sequence[Any]) -> None:
         for notes, values in noted:
             notes.restore(values)
+
+    def written_weights(self) -> list[Tensor]:
+        """Return the weights that were written since their modules were followed first. No device
+        work.
+        """
+        return [
+            p
+            for module, before in self._weights.items()
+            for p, at in zip(module.parameters(), before, strict=False)
+            if version(p) != at
+        ]
 
     def tensors(self) -> list[Tensor]:
         return [one for notes in self._known.values() for one in notes.tensors()]

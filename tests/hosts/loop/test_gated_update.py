@@ -2,6 +2,8 @@
 device where these are bad. On a CPU, whose fused optimizers take the same flag.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -11,13 +13,18 @@ import nanstop
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.loop import gated_update
 from nanstop.hosts.loop.gated_update import GatedUpdate
+from nanstop.replay.copies.rewind import SnapshotKeeper
 
 STEPS, STRUCK = 44, 39
 
 
 @pytest.fixture
 def gates(monkeypatch):
-    """Have a CPU count as a device that is waited for; what was launched early, in turn."""
+    """Have a CPU count as a device that is waited for; what was launched early, in turn. No update
+    waits for a snapshot but the first: others come by the time that a run has taken.
+    """
+    keeper = partial(SnapshotKeeper, time_share=0.0, late_share=0.0)
+    monkeypatch.setattr("nanstop.hosts.window.ends.SnapshotKeeper", keeper)
     begun = []
     begin = GatedUpdate.begin
     monkeypatch.setattr(gated_update, "WAITED_FOR", {"cpu"})

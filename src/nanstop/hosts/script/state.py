@@ -55,7 +55,8 @@ class LoopState:
 
     ``paused`` above 0: every function is torch's own.
 
-    ``met_failure``: from then on every op is recorded.
+    ``met_failure``: from then on every op is recorded. ``compiles_functions``: the script does, and
+    nobody sees what such a function writes to.
     ``by_hand``: no optimizer was made yet, the script changes its weights by itself.
     ``updated_inside``: optimizers that hooks on gradients have called inside the last backward.
     """

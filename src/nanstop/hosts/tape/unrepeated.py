@@ -42,8 +42,8 @@ class Unrepeated:
             return
         with by_torch_alone():
             read = tensors(list(given))
-            drawn = known is not None and any(known(tensor) is not None for tensor in read)
-            if drawn or any(isinstance(x, nn.Parameter) or x in self for x in read):
+            is_drawn = known is not None and any(known(one) is not None for one in read)
+            if is_drawn or any(isinstance(x, nn.Parameter) or x in self for x in read):
                 self.note(result)
 
 

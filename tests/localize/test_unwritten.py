@@ -125,6 +125,20 @@ def test_only_what_is_not_written_counts():
     assert unwritten(func, (rows, weight, OFFSETS), {}, [out], (out.isnan(),)) is None
 
 
+@grouped
+@pytest.mark.parametrize("masked", [False, True])
+def test_memory_in_which_many_others_have_left_nan(masked):
+    """As in a process that has run for long: thousands of holes that a result may lie in."""
+    kept, given = [], []
+    for number in range(20_000):
+        for rest in (0, 8, number % 8):
+            given.append(torch.full((ROWS, WIDTH + rest), torch.nan, dtype=torch.bfloat16))
+            kept.append(torch.zeros(3))
+    given.clear()
+    assert all(unwritten_read(step_of(Grouped(masked=masked)), 0) for _ in range(5))
+    del kept[:]
+
+
 def test_settings_are_those_of_before():
     def settings():
         return (

@@ -4,6 +4,7 @@ other memory.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ _STRIDES = (1, 7, 3, 5)
 """Of the orders in which blocks are given back, one for each try: which of them an allocator takes
 next depends on that.
 """
+_TRIES = 64
+"""How often memory is asked for at most, until some of it is known to have held ones."""
 _FEWEST, _MOST, _BYTES = 2, 256, 2**24
 """How many blocks of memory are left with ones in them, and how large they are together: as many as
 an allocator may have to choose from.
@@ -116,24 +119,42 @@ def unwritten(
         in_nan = again(filled=True).isnan()  # an overflow is none: Inf is no fill
         if in_nan.shape != seen.shape or bool((seen & ~in_nan).any()):
             return None
-        for stride in _STRIDES:  # another block may be the one that is taken
-            _leave_ones(outputs[place], stride)
-            in_ones = bad_mask(again(filled=False))
-            if not bool((seen & in_ones).any()):
-                return _described(in_nan & ~in_ones)
+        always = _bad_in_ones(lambda: again(filled=False), outputs[place], seen)
     except _NO_SUCH_FORM:
         return None
-    return None
+    return None if bool((seen & always).any()) else _described(in_nan & ~always)
 
 
-def _leave_ones(like: Tensor, stride: int) -> None:
-    """Leave ones in memory that the next tensor of this size is likely to lie in: every
-    ``stride``-th block is given back ahead of those between.
+def _bad_in_ones(run: Callable[[], Tensor], like: Tensor, seen: Tensor) -> Tensor:
+    """Return which elements of an output are bad in each of some runs, for each of which ones are
+    left in memory. Ends where none of those ``seen`` is bad in all of them, or a few were made and
+    the output of one lay in memory that held ones.
     """
-    num = min(_MOST, max(_FEWEST, _BYTES // max(1, like.nbytes)))
+    room = _BYTES // max(1, like.nbytes)
+    num = min(_MOST, max(_FEWEST, room))
+    held: deque[Tensor] = deque(maxlen=room)  # what a run has taken the next one cannot take
+    always, in_ones = torch.ones_like(seen), False
+    for number in range(min(_TRIES, max(len(_STRIDES), room))):
+        blocks = _leave_ones(like, num, _STRIDES[number % len(_STRIDES)])
+        output = run()
+        held.append(output)
+        always &= bad_mask(output)
+        in_ones = in_ones or output.data_ptr() in blocks
+        enough = in_ones and number + 1 >= len(_STRIDES)
+        if enough or not bool((seen & always).any()):
+            break
+    return always
+
+
+def _leave_ones(like: Tensor, num: int, stride: int) -> set[int]:
+    """Leave ones in memory that the next tensor of this size is likely to lie in, and return the
+    addresses of its blocks: every ``stride``-th is given back ahead of those between.
+    """
     held: list[Tensor | None] = [torch.ones_like(like) for _ in range(num)]
+    blocks = {block.data_ptr() for block in held if block is not None}
     for start in range(stride):
         held[start::stride] = [None] * len(held[start::stride])
+    return blocks
 
 
 def _described(mask: Tensor) -> Unwritten:

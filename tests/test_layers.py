@@ -188,8 +188,8 @@ def test_there_is_no_circle(unit):
     ("module", "target", "allowed"),
     [
         ("diagnose.diagnose", "records.verdict", True),
-        ("report.text.blocks", "records.remedies", True),
-        ("diagnose.diagnose", "report.text.blocks", True),
+        ("report.text.blocks.incident", "records.remedies", True),
+        ("diagnose.diagnose", "report.text.blocks.incident", True),
         ("records.codec", "store.files", False),
         ("prove.search", "remedies.apply", True),
         ("session.session", "hosts.trainer.watch", False),

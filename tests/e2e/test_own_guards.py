@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import nanstop
 from nanstop.decide.policy import Policy
 from nanstop.hosts.script import autowatch
-from nanstop.report.text.blocks import incident_blocks
+from nanstop.report.text.blocks.incident import incident_blocks
 from nanstop.session.factory import opener
 from nanstop.store.incidents import Store
 

@@ -5,7 +5,7 @@ import pytest
 from nanstop.language.catalog import core, split
 from nanstop.language.choice import VARIABLE, language
 from nanstop.language.translate import translated, untranslated
-from nanstop.report.text.blocks import Block
+from nanstop.report.text.blocks.block import Block
 from nanstop.report.text.spoken import spoken
 
 SAID = {

@@ -29,7 +29,7 @@ from nanstop.records import (
 )
 from nanstop.records.remedies import describe, not_of_the_model
 from nanstop.report.announce import News, short
-from nanstop.report.text.blocks import mended_too
+from nanstop.report.text.blocks.finding import mended_too
 from nanstop.report.text.run_end import RunEnd, said_again
 from nanstop.report.text.run_start import said_at_start
 from nanstop.session.findings import Findings, is_incident

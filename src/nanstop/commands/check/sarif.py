@@ -22,7 +22,7 @@ from nanstop.diagnose.pages import explain, find_rule
 from nanstop.errors import NanstopError
 from nanstop.process.children.command import resolve_command
 from nanstop.records import Diagnosis
-from nanstop.report.text.blocks import severity
+from nanstop.report.text.blocks.finding import severity
 from nanstop.store.files import write_whole
 from nanstop.wording import printable
 

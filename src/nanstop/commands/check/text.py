@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from nanstop.commands.check.result import Preflight
 from nanstop.language.translate import translated
 from nanstop.records import Atom, Diagnosis
-from nanstop.report.text.blocks import mended_too
+from nanstop.report.text.blocks.finding import mended_too
 from nanstop.report.text.terminal import render_finding, render_note
 from nanstop.wording import counted
 

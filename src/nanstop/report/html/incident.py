@@ -15,7 +15,8 @@ from nanstop.records import FORMAT_MAX, BatchFact, OpEvent, Proof, Report, Tenso
 from nanstop.records.remedies import describe
 from nanstop.report.html.exponents import Histogram, histograms
 from nanstop.report.html.module_tree import Fact, Node, module_tree
-from nanstop.report.text.blocks import Block, incident_blocks
+from nanstop.report.text.blocks.block import Block
+from nanstop.report.text.blocks.incident import incident_blocks
 from nanstop.report.text.in_code import code_blocks, is_code
 from nanstop.rewrite.change import Rewrite, change_for, cure_of, is_untried
 from nanstop.rewrite.files import is_of_project, read, unified

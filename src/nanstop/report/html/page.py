@@ -26,7 +26,8 @@ from nanstop.report.html.sheet import plan_tree
 from nanstop.report.html.templates import FOLDER, policy_hash, template, trusted
 from nanstop.report.html.timeline import COLUMNS, Panel, panels
 from nanstop.report.text.about import about_machine, about_run
-from nanstop.report.text.blocks import Block, finding_blocks
+from nanstop.report.text.blocks.block import Block
+from nanstop.report.text.blocks.finding import finding_blocks
 from nanstop.report.text.runs import totals
 from nanstop.report.text.spoken import spoken
 from nanstop.store.plan_file import headline

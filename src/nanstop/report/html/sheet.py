@@ -15,7 +15,8 @@ from nanstop.report.html.module_tree import Fact, Node, module_tree
 from nanstop.report.html.series import run_series
 from nanstop.report.html.templates import FOLDER, policy_hash, template, trusted
 from nanstop.report.html.timeline import Panel, panels
-from nanstop.report.text.blocks import Block, finding_blocks
+from nanstop.report.text.blocks.block import Block
+from nanstop.report.text.blocks.finding import finding_blocks
 from nanstop.report.text.spoken import spoken
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nanstop.records import Report
 from nanstop.records.remedies import describe, remedy_of
-from nanstop.report.text.blocks import Block
+from nanstop.report.text.blocks.block import Block
 from nanstop.rewrite.change import change_for, cure_of, is_untried
 from nanstop.rewrite.files import read
 from nanstop.wording import counted, typed

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from nanstop.records import Environment, Report
 from nanstop.report.text.about import about_machine, about_run
-from nanstop.report.text.blocks import Block, incident_blocks
+from nanstop.report.text.blocks.block import Block
+from nanstop.report.text.blocks.incident import incident_blocks
 from nanstop.wording import printable
 
 MOST_CHARS = 2000

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from nanstop.records import Atom, Diagnosis, Report
 from nanstop.records.remedies import describe
-from nanstop.report.text.blocks import DONE, REASSURING
+from nanstop.report.text.blocks.finding import REASSURING
+from nanstop.report.text.blocks.incident import DONE
 from nanstop.store.summary import IncidentRow, summary_row
 from nanstop.wording import counted, typed
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from nanstop.records import Report
-from nanstop.report.text.blocks import DONE
+from nanstop.report.text.blocks.incident import DONE
 from nanstop.store.summary import FindingRow, Summary
 from nanstop.wording import counted, number, spans, typed
 

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from nanstop.language.choice import LANGUAGES, language
 from nanstop.language.translate import translated
-from nanstop.report.text.blocks import Block
+from nanstop.report.text.blocks.block import Block
 from nanstop.report.text.wrapping import columns, padded
 
 

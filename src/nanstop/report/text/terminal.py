@@ -12,13 +12,9 @@ from typing import TextIO
 
 from nanstop.records import Diagnosis, Report
 from nanstop.records.remedies import describe
-from nanstop.report.text.blocks import (
-    DONE,
-    Block,
-    finding_blocks,
-    finding_label,
-    incident_blocks,
-)
+from nanstop.report.text.blocks.block import Block
+from nanstop.report.text.blocks.finding import finding_blocks, finding_label
+from nanstop.report.text.blocks.incident import DONE, incident_blocks
 from nanstop.report.text.spoken import spoken
 from nanstop.report.text.wrapping import in_columns, narrowed, wrapped
 from nanstop.wording import counted, number

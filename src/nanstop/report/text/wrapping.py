@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import groupby
 from unicodedata import east_asian_width
 
-from nanstop.report.text.blocks import Block
+from nanstop.report.text.blocks.block import Block
 
 _COUNTED = r"(?:(?<![^\s(])\d+ [a-z][a-z-]*|[a-z][a-z-]* \d+(?=[,;:)]|$))"
 _LETTER = r"[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]"

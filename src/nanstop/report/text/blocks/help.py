@@ -1,0 +1,56 @@
+"""What helps: the cure that was proven and those beside it, what was tried, and what was not."""
+
+from __future__ import annotations
+
+from nanstop.records import Atom, Diagnosis, Proof
+from nanstop.records.remedies import describe, safety_of
+from nanstop.report.text.blocks.block import Block
+from nanstop.report.text.nearness import alternative_in_brackets, exact_fails, proof_in_brackets
+
+MAX_UNTRIED = 3
+
+
+def help_blocks(best: Diagnosis, proof: Proof | None) -> tuple[Block, ...]:
+    """Return a block for each cure, the proven one first; else what was tried, or is usual."""
+    if proof is None:
+        return tuple(untried(best.remedies)) or _usual_cure(best)
+    if proof.verdict == "none_found" or not proof.minimal:
+        return tuple(_none_found(best, proof))
+    others: dict[str, str] = {}
+    for other in proof.alternatives:
+        others.setdefault(describe(other.atoms), alternative_in_brackets(other, proof.reference))
+    others.pop(describe(proof.minimal), None)
+    cures = [(describe(proof.minimal), proof_in_brackets(proof))]
+    cures += [(f"or {cure}", how) for cure, how in others.items()]
+    shown = tuple(Block("help", "help: ", cells, gap="     ") for cells in cures)
+    return shown if proof.verdict != "isolated" else (*shown, *_usual_cure(best))
+
+
+def _usual_cure(best: Diagnosis) -> tuple[Block, ...]:
+    if not best.usual_cure or best.confidence == "possible":
+        return ()
+    return (Block("help", "help: ", (f"the usual cure, not tried here: {best.usual_cure}",)),)
+
+
+def untried(remedies: tuple[tuple[Atom, ...], ...]) -> list[Block]:
+    """Return a block for each of the first few remedies that nobody has tried."""
+    said = {describe(atoms): safety_of(atoms) for atoms in remedies}
+    blocks = []
+    for cure, safety in list(said.items())[:MAX_UNTRIED]:
+        joint = "or " if blocks else ""
+        changes = "; changes training" if safety != "safe" else ""
+        cells = (f"{joint}{cure}", f"[not tried{changes}]")
+        blocks.append(Block("help", "help: ", cells, gap="     "))
+    return blocks
+
+
+def _none_found(best: Diagnosis, proof: Proof) -> list[Block]:
+    applicable = [trial for trial in proof.tried if trial.outcome != "not_applicable"]
+    outcomes = ((describe(trial.atoms), trial.outcome.replace("_", " ")) for trial in applicable)
+    tried = "; ".join(dict.fromkeys(f"{cure} ({outcome})" for cure, outcome in outcomes))
+    said = f"nothing that was tried cures it: {tried}" if tried else "no remedy could be tried"
+    label = "" if exact_fails(proof) else "next experiment: "  # else it is what was seen
+    following = (f"{label}{proof.next_experiment}",) if proof.next_experiment else ()
+    usual = () if tried else _usual_cure(best)  # what to do comes first
+    texts = ("; ".join((said, *following)),) if usual else (said, *following)
+    return [*usual, *(Block("help", "help: ", (text,)) for text in texts)]

@@ -47,9 +47,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainerCallback
 from transformers.debug_utils import DebugUnderflowOverflow
 
 import nanstop
-from nanstop.api import LoopWatch
 from nanstop.demo.quiet import quiet
 from nanstop.replay.copies.snapshot import Snapshot
+from nanstop.watches import LoopWatch
 
 Around = Callable[[Any, nn.Module, Any], Any]
 

@@ -35,6 +35,7 @@ ROWS = (
         *("commands.lr_range", "commands.compare", "commands.explain", "commands.fix"),
         *("commands.export", "commands.prove"),
     ),
+    ("watches",),
     ("api", "jupyter"),
     ("__init__",),
     ("demo",),
@@ -214,7 +215,7 @@ def may_name_torch(module):
     """
     if module.startswith("commands."):
         return module.rpartition(".")[2] not in ("text", "result")
-    return package_of(module) in KNOWS_TORCH | {"api", "demo"}
+    return package_of(module) in KNOWS_TORCH | {"api", "watches", "demo"}
 
 
 def test_torch_is_named_where_tensors_are():

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanstop.decide.policy import Policy
-from nanstop.errors import NanstopError, TrainingStopped
+from nanstop.errors import NanstopError
 from nanstop.hosts.script import autowatch
 from nanstop.process.inject.dry_run import current_dry_run
 from nanstop.records import Diagnosis, Incident, PrecisionPlan, Report
 from nanstop.report.announce import announcer
 from nanstop.store.incidents import Store, load_report
 from nanstop.tracebacks import passes_through
+from nanstop.watches import LoopWatch, Off, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,105 +25,12 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from nanstop.commands.plan.plan import Applied, Plan
-    from nanstop.report.run_report import RunReport
+    from nanstop.commands.plan.plan import Plan
     from nanstop.session.session import Session
     from nanstop.session.telling.numbers import TrackerLog
 
 __tracebackhide__ = passes_through
 _log = logging.getLogger("nanstop")
-
-
-class Watch:
-    """A watch on a run. ``close()`` (or leaving its ``with`` block) restores everything that was
-    patched.
-    """
-
-    def __init__(self, inner: Any, store: Store, applied: Applied | None = None) -> None:
-        self._inner = inner
-        self._store = store
-        self._applied = applied
-
-    @property
-    def incidents(self) -> tuple[Report, ...]:
-        """What failed so far, one report for each kind of failure."""
-        session = self._inner.session
-        return tuple(session.reports) if session is not None else ()
-
-    @property
-    def findings(self) -> tuple[Diagnosis, ...]:
-        """What is silently wrong or about to fail, but has not failed."""
-        session = self._inner.session
-        return tuple(session.findings) if session is not None else ()
-
-    @property
-    def folder(self) -> Path:
-        """Where the incidents of this run are kept."""
-        return self._store.folder
-
-    def report(self) -> RunReport:
-        """Return all that happened so far, to print or to show in a notebook."""
-        from nanstop.report.run_report import RunReport
-
-        session = self._inner.session
-        return session.report() if session is not None else RunReport((), (), 0, 0.0)
-
-    def close(self) -> None:
-        """End the watch; calling it again does nothing."""
-        self._end()
-
-    def _end(self, *exit_code: int) -> None:
-        self._inner.close(*exit_code)
-        if self._applied is not None:
-            self._applied.close()
-
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool | None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self.report().outcome}, in {self.folder}>"
-
-    def _repr_html_(self) -> str:
-        return self.report()._repr_html_()
-
-
-class LoopWatch(Watch):
-    """A watch on a raw PyTorch loop.
-    ``ends``: a stop ends the ``with`` block, and no more than that.
-    """
-
-    def __init__(
-        self, inner: Any, store: Store, applied: Applied | None = None, *, ends: bool = False
-    ) -> None:
-        super().__init__(inner, store, applied)
-        self._ends = ends
-
-    def __enter__(self) -> LoopWatch:
-        return self
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
-        try:
-            self._end(0 if kind is None else 1)
-        except TrainingStopped:  # of the last update; an exception on its way goes before
-            if error is None and not self._ends:
-                raise
-        return self._ends and isinstance(error, TrainingStopped)
-
-    def step(self, loss_fn: Callable[[Any], Tensor], batch: Any) -> Tensor:
-        """Run ``loss_fn(batch)`` and its backward as one micro-batch; return the detached loss."""
-        return self._inner.step(loss_fn, batch)
-
-    def update(
-        self, clip: float | None = 1.0, scaler: Any = None, scheduler: Any = None
-    ) -> Tensor | None:
-        """Clip, step and zero the gradients; return their norm, or None if the update was left out.
-
-        Errors: ``TrainingStopped`` where training is not worth going on with.
-        """
-        return self._inner.update(clip=clip, scaler=scaler, scheduler=scheduler)
 
 
 class Callback:
@@ -163,15 +71,6 @@ class Callback:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-class _Off:
-    """Stands in for a watch when ``NANSTOP=off``."""
-
-    session = None
-
-    def close(self) -> None:
-        """Nothing was patched."""
-
-
 def watch(
     target: Any,
     optimizer: Any = None,
@@ -203,7 +102,7 @@ def watch(
             raise NanstopError("watch(trainer) takes no optimizer: the trainer has its own")
         job = current_dry_run()  # which stands in for the training
         if switched_off() or (job is not None and not job.keeps_watch):
-            return Watch(_Off(), Store(incident_folder(out)))
+            return Watch(Off(), Store(incident_folder(out)))
         known, record = vars(target).get("_nanstop_watch"), _planned(plan)
         if known is None:
             if record is not None:
@@ -219,7 +118,7 @@ def watch(
                 from nanstop.hosts.compat import not_watched
 
                 announce(not_watched(target, error))
-                return Watch(_Off(), store)
+                return Watch(Off(), store)
             known = target._nanstop_watch = Watch(inner, store)
         elif plan is not None:
             raise NanstopError(

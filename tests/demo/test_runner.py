@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from nanstop.demo import runner, scenarios
+from nanstop.demo.quiet import set_aside_broken
 from nanstop.errors import NanstopError
 from nanstop.records import RunFacts
 
@@ -61,6 +62,14 @@ def test_numbers_that_json_lacks_become_words():
     plain = runner._plain({"loss": math.nan, "step": 1, "lr": 0.5})
     assert plain == {"loss": "nan", "step": 1, "lr": 0.5}
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+
+
+def test_what_a_package_logs_when_it_is_imported_is_not_shown(tmp_path, monkeypatch, caplog):
+    (tmp_path / "talkative.py").write_text("import logging\nlogging.warning('no kernels')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    set_aside_broken("talkative")
+    assert caplog.records == []
+    assert sys.modules.pop("talkative").logging.root.manager.disable == 0
 
 
 @pytest.mark.slow

@@ -38,16 +38,25 @@ def quiet() -> Iterator[None]:
 
     datasets.disable_progress_bars()
     transformers_logging.disable_progress_bar()
-    threads, disabled = torch.get_num_threads(), logging.root.manager.disable
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # models of this size are slower on two
-    logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        with _unlogged(), warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(disabled)
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Have loggers say no more than errors inside."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
 
 
 def set_aside_broken(package: str) -> None:
@@ -61,7 +70,8 @@ def set_aside_broken(package: str) -> None:
     if package in modules or find_spec(package) is None:
         return
     try:
-        import_module(package)
+        with _unlogged():  # it warns of each kernel that it cannot have
+            import_module(package)
     except Exception as error:
         modules[package] = None
         logging.getLogger("nanstop").warning(

@@ -28,8 +28,9 @@ WORDS = CATALOG / "words.json"
 """Single words, which are values of sentences: no source is searched for them."""
 
 SAID_IN = (
-    *("errors.py", "api.py", "records/remedies.py", "records/facts.py", "diagnose/diagnose.py"),
-    *("diagnose/evidence", "diagnose/findings", "report/announce.py", "report/text", "decide"),
+    *("errors.py", "api.py", "watches.py", "records/remedies.py", "records/facts.py"),
+    *("diagnose/diagnose.py", "diagnose/evidence", "diagnose/findings"),
+    *("report/announce.py", "report/text", "decide"),
     *("localize", "prove", "remedies", "measure", "rewrite/words.py", "session", "hosts", "store"),
     *("replay/copies/rewind.py", "replay/collectives.py", "process/oom.py", "process/crash", "cli"),
     *("process/children/command.py", "process/children/run_bounded.py"),

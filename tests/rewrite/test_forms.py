@@ -492,12 +492,12 @@ MASKED = {
     (
         "return x.pow(-0.5)",
         "pow",
-    ): "return x.masked_fill(x == 0, 1).pow(-0.5).masked_fill(x == 0, 0)",
+    ): "return x.masked_fill(x <= 0, 1).pow(-0.5).masked_fill(x <= 0, 0)",
     ("return x.rsqrt() * y", "rsqrt"): (
-        "return x.masked_fill(x == 0, 1).rsqrt().masked_fill(x == 0, 0) * y"
+        "return x.masked_fill(x <= 0, 1).rsqrt().masked_fill(x <= 0, 0) * y"
     ),
     ("return x ** -0.5 * y", "pow"): (
-        "return (x.masked_fill(x == 0, 1) ** -0.5).masked_fill(x == 0, 0) * y"
+        "return (x.masked_fill(x <= 0, 1) ** -0.5).masked_fill(x <= 0, 0) * y"
     ),
 }
 

@@ -113,7 +113,7 @@ class ModuleRanges:
 
     def _left(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or torch._C._is_tracing() or inside_transform():
-            return  # a graph is to have none of this; what a transform computes is no number outside
+            return  # a graph is to have none of this, and of a transform nothing is left outside
         name = self._names.get(id(module))
         wanted = self._inside or torch.is_grad_enabled()
         if name is not None and wanted:

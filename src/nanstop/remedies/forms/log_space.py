@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,12 +26,17 @@ from nanstop.remedies.forms.shadows import (
     Log,
     Shadow,
     cosh_from,
+    erf_from,
+    erfc_from,
     exp_from,
     expm1_from,
+    i0_from,
+    ndtr_from,
     sigmoid_from,
     softmax_from,
     tanh_from,
 )
+from nanstop.remedies.forms.sums import BY_GROUP, running_sum, sum_by_group
 from nanstop.replay.path import no_choices
 
 _MOST_LOOKED_AT = 2**20
@@ -45,6 +51,9 @@ class LogSpace:
 
     def call(self, call: Call, at_line: Callable[[], bool]) -> Any:
         """Return what a call returns, computed in log space where that is meant."""
+        name = call.name or call.spelled.removesuffix("_")
+        if not call.name and name in BY_GROUP:  # made in place as often as not
+            call = replace(call, name=name)
         if call.name not in _FOLLOWED and call.name not in _ANSWERED:
             return call.run()
         shadows = self._of(call)
@@ -54,15 +63,18 @@ class LogSpace:
         answer = _ANSWERED.get(call.name)
         with no_choices():
             found = answer(call, shadows) if answer is not None and meant else None
+            follow = _FIRST.get(call.name) or _FOLLOWED.get(call.name)
+            shadow = follow(call, shadows) if follow is not None else None
         result = call.run() if found is None else found
-        self._follow(call, shadows, result, is_meant=meant)
+        self._follow(call, shadow, result, is_meant=meant)
         return result
 
     def _of(self, call: Call) -> list[Shadow | None]:
-        places = (1, 2) if call.name == "where" else (0, 1)
-        names = zip(places, ("input", "other"), strict=True)
+        second = BY_GROUP.get(call.name, "other")
+        places = (1, 2) if call.name == "where" else (0, 3 if call.name in BY_GROUP else 1)
+        names = zip(places, ("input", second), strict=True)
         operands = (call.argument(place, name) for place, name in names)
-        signed = call.name in _SQUARES
+        signed = call.name in _SIGNED
         return [self._shadow(one, signed=signed) for one in operands if one is not None]
 
     def _shadow(self, operand: Any, *, signed: bool) -> Shadow | None:
@@ -74,20 +86,18 @@ class LogSpace:
         is_known = shadow.version == version(operand) and (signed or shadow.square is None)
         return shadow if is_known else None
 
-    def _follow(
-        self, call: Call, shadows: list[Shadow | None], result: Any, *, is_meant: bool
-    ) -> None:
-        follow = _FIRST.get(call.name) or _FOLLOWED.get(call.name)
-        if follow is None or not isinstance(result, Tensor) or not result.is_floating_point():
-            return
-        shadow = follow(call, shadows)
-        if shadow is None:
+    def _follow(self, call: Call, shadow: Shadow | None, result: Any, *, is_meant: bool) -> None:
+        is_number = isinstance(result, Tensor) and result.is_floating_point()
+        if shadow is None or not is_number:
             return
         key, has_graph, dtype = id(result), result.requires_grad, result.dtype
-        of_rest = shadow.of_rest
+        rests = (
+            None if log is None else _once(partial(_as, log, dtype, has_graph))
+            for log in (shadow.of_rest, shadow.of_more)
+        )
         known = Shadow(
-            log=_once(partial(_as, shadow.log, dtype, has_graph)),
-            of_rest=None if of_rest is None else _once(partial(_as, of_rest, dtype, has_graph)),
+            _once(partial(_as, shadow.log, dtype, has_graph)),
+            *rests,
             square=shadow.square,
             version=version(result),
             is_meant=is_meant,
@@ -199,8 +209,12 @@ def _log_matmul(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _diagonal(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
-    """Return what follows a vector that is made a diagonal, the rest of which is 0."""
+    """Return what follows a vector that is made a diagonal, the rest of which is 0, and what a
+    matrix has on its own.
+    """
     read, first = call.read, shadows[0]
+    if read is not None and read.dim() == 2:
+        return _chosen(call, shadows)
     if read is None or first is None or read.dim() != 1 or call.argument(1, "diagonal", 0):
         return None
 
@@ -235,13 +249,28 @@ def _log_add(left: Any, right: Any) -> Tensor:
     )
 
 
+def _more(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
+    """Return the shadow of a sum, with what may be negative only that of 1 + p."""
+    signed = [one for one in shadows if one is not None and one.square is not None]
+    if not signed:
+        return _joined(_log_add)(call, shadows)
+    others = [call.argument(place, name) for place, name in ((0, "input"), (1, "other"))]
+    is_of_one = any(not isinstance(one, Tensor) and one == 1 for one in others)
+    of_more = signed[0].of_more
+    if of_more is None or not is_of_one or call.kwargs.get("alpha", 1) != 1:
+        return None
+    return Shadow(of_more)
+
+
 def _less(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
     """Return the shadow of 1 - p."""
     p = shadows[1] if len(shadows) > 1 else None
     whole = call.argument(0, "input")
     if p is None or p.of_rest is None or isinstance(whole, Tensor) or whole != 1:
         return None
-    return Shadow(p.of_rest, p.log) if call.kwargs.get("alpha", 1) == 1 else None
+    if call.kwargs.get("alpha", 1) != 1:
+        return None
+    return Shadow(p.of_rest, None if p.square is not None else p.log)
 
 
 def _reduced(reduce: Callable[..., Tensor]) -> Callable[..., Shadow | None]:
@@ -321,8 +350,13 @@ _FIRST: Mapping[str, Callable[..., Shadow | None]] = {
     "tanh": tanh_from,
     "cosh": cosh_from,
     "expm1": expm1_from,
+    "erf": erf_from,
+    "erfc": erfc_from,
+    "ndtr": ndtr_from,
+    "i0": i0_from,
 }
-_SQUARES = ("square", "pow")
+_SIGNED = ("square", "pow", "add", "sub")
+"""Calls that make a positive number of one that may be negative."""
 _MOVES = (
     *("getitem", "gather", "index_select", "select", "narrow", "take_along_dim", "masked_select"),
     *("squeeze", "unsqueeze", "view", "reshape", "flatten", "unflatten", "expand", "contiguous"),
@@ -338,11 +372,13 @@ _FOLLOWED: Mapping[str, Callable[..., Shadow | None]] = {
     "clamp_min": _bounded,
     "mul": _joined(lambda left, right: left + right),
     "div": _joined(lambda left, right: left - right),
-    "add": _joined(_log_add),
+    "add": _more,
     "sub": _less,
     "sum": _reduced(_log_sum),
     "mean": _reduced(_log_mean),
     "prod": _reduced(_sum),
+    "cumsum": running_sum,
+    **dict.fromkeys(BY_GROUP, sum_by_group),
     **dict.fromkeys(_PRODUCTS, _matmul),
     "diag": _diagonal,
     "where": _where,

@@ -330,7 +330,7 @@ def _softmax(draft: Draft, found: Operation) -> str | None:
 
 _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "div": _divided,
-    **dict.fromkeys(("log", "log2", "log10", "exp"), _clamped),
+    **dict.fromkeys(("log", "log2", "log10", "exp", "lgamma"), _clamped),
     "log1p": _log_of_more,
     "sqrt": _clamped,
     "rsqrt": _inverse,

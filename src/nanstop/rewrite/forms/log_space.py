@@ -19,7 +19,7 @@ _VANISHES = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
 _BASES = {"log2": math.log(2), "log10": math.log(10)}
 _HALVES = "0.693"
 """Where either half of log(1 - exp(-x)) has lost one bit: log(2)."""
-_SELECTS = CHEAP | {"gather", "index_select", "masked_select", "float", "clone"}
+_SELECTS = CHEAP | {"gather", "index_select", "masked_select", "float", "clone", "diag", "diagonal"}
 
 
 def rewrite_in_log_space(draft: Draft) -> bool:
@@ -144,6 +144,29 @@ def _log_sum(draft: Draft, found: Operation) -> str | None:
     return f"{draft.torch('logsumexp')}({', '.join((inner, *rest))})"
 
 
+def _log_running_sum(draft: Draft, found: Operation) -> str | None:
+    inner = log_of(draft, found.operand)
+    if inner is None or set(found.keywords) - {"dim"}:
+        return None
+    return f"{draft.torch('logcumsumexp')}({', '.join((inner, *_rest(draft, found)))})"
+
+
+def _log_i0(draft: Draft, found: Operation) -> str:
+    x = draft.again(found.operand, "grown")
+    return f"{draft.torch('log')}({draft.torch('special')}.i0e({x})) + {x}.abs()"
+
+
+def _log_erfc(draft: Draft, found: Operation) -> str:
+    return _log_tail(draft, found, "-")
+
+
+def _log_tail(draft: Draft, found: Operation, sign: str = "") -> str:
+    """Log of 1 + erf(x), and of 1 - erf(x), by the tail of a normal distribution."""
+    tail = f"{draft.torch('special')}.log_ndtr"
+    root = math.sqrt(2)
+    return f"{math.log(2)!r} + {tail}({sign}{root!r} * {draft.closed(found.operand)})"
+
+
 def _log_product(draft: Draft, found: Operation) -> str | None:
     """Log of ``p.prod(...)``: the sum of the logarithms."""
     inner = log_of(draft, found.operand)
@@ -195,6 +218,8 @@ def _log_added(draft: Draft, found: Operation) -> str | None:
         inner = draft.operation(other)
         if number == 1.0 and inner is not None and inner.name == "exp":
             return f"{draft.functional('softplus')}({draft.text(inner.operand)})"
+        if number == 1.0 and inner is not None and inner.name == "erf":
+            return _log_tail(draft, inner)
         if number is not None and 0 <= number <= _VANISHES.get(draft.dtype, 0.0):
             return log_of(draft, other)
     return None
@@ -210,6 +235,8 @@ def _log_taken_away(draft: Draft, found: Operation) -> str | None:
         x = draft.again(root.operand, "squashed")
         softplus = draft.functional("softplus")
         return f"2 * ({math.log(2)!r} - {x} - {softplus}(-2 * {x}))"
+    if inner.name == "erf":
+        return _log_tail(draft, inner, "-")
     if inner.name == "sigmoid":
         return f"{draft.functional('logsigmoid')}(-{draft.closed(inner.operand)})"
     return _log_of_rest(draft, inner.operand) if inner.name == "exp" else None
@@ -238,7 +265,10 @@ _LOGS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "exp": _log_exp,
     "cosh": _log_cosh,
     "expm1": _log_expm1,
+    "i0": _log_i0,
+    "erfc": _log_erfc,
     "sum": _log_sum,
+    "cumsum": _log_running_sum,
     "prod": _log_product,
     "mul": _log_of_both("+"),
     "div": _log_of_both("-"),

@@ -53,6 +53,10 @@ def outcome(text, x, y):
 
 
 LOG_SPACE = {
+    "return y * x.exp() / (1 + x.exp())": "return y * torch.sigmoid(x)",
+    "return torch.exp(x) * (y + 1) / x.exp().sum(-1, keepdim=True)": (
+        "return (y + 1) * torch.softmax(x, dim=-1)"
+    ),
     "return torch.log(torch.cumsum(torch.exp(x), dim=1)).mean()": (
         "return torch.logcumsumexp(x, dim=1).mean()"
     ),

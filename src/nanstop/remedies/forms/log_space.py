@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from nanstop.numerics.tensors import version
+from nanstop.remedies.forms import weighted
 from nanstop.remedies.forms.calls import Call
 from nanstop.remedies.forms.shadows import (
     Log,
@@ -36,7 +37,7 @@ from nanstop.remedies.forms.shadows import (
     softmax_from,
     tanh_from,
 )
-from nanstop.remedies.forms.sums import BY_GROUP, running_sum, sum_by_group
+from nanstop.remedies.forms.sums import BY_GROUP, log_matmul, running_sum, sum_by_group
 from nanstop.replay.path import no_choices
 
 _MOST_LOOKED_AT = 2**20
@@ -74,30 +75,32 @@ class LogSpace:
         places = (1, 2) if call.name == "where" else (0, 3 if call.name in BY_GROUP else 1)
         names = zip(places, ("input", second), strict=True)
         operands = (call.argument(place, name) for place, name in names)
-        signed = call.name in _SIGNED
-        return [self._shadow(one, signed=signed) for one in operands if one is not None]
+        return [self._shadow(one, call.name) for one in operands if one is not None]
 
-    def _shadow(self, operand: Any, *, signed: bool) -> Shadow | None:
+    def _shadow(self, operand: Any, name: str) -> Shadow | None:
         if not isinstance(operand, Tensor):
             return None
         reference, shadow = self._known.get(id(operand), (None, None))
         if reference is None or shadow is None or reference() is not operand:
             return None
-        is_known = shadow.version == version(operand) and (signed or shadow.square is None)
-        return shadow if is_known else None
+        is_usable = name in _SIGNED if shadow.square is not None else True
+        is_usable = is_usable and (shadow.factor is None or name in weighted.WEIGHTED)
+        return shadow if is_usable and shadow.version == version(operand) else None
 
     def _follow(self, call: Call, shadow: Shadow | None, result: Any, *, is_meant: bool) -> None:
         is_number = isinstance(result, Tensor) and result.is_floating_point()
         if shadow is None or not is_number:
             return
         key, has_graph, dtype = id(result), result.requires_grad, result.dtype
-        rests = (
+        of_rest, of_more, factor = (
             None if log is None else _once(partial(_as, log, dtype, has_graph))
-            for log in (shadow.of_rest, shadow.of_more)
+            for log in (shadow.of_rest, shadow.of_more, shadow.factor)
         )
         known = Shadow(
             _once(partial(_as, shadow.log, dtype, has_graph)),
-            *rests,
+            of_rest,
+            of_more,
+            factor=factor,
             square=shadow.square,
             version=version(result),
             is_meant=is_meant,
@@ -191,21 +194,14 @@ def _matmul(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
     if read is None or not isinstance(other, Tensor) or not read.dim() or not other.dim():
         return None
     if any(s is None and t.requires_grad for s, t in zip(shadows, (read, other), strict=True)):
-        return None  # of what is trained nobody knows the sign; looking would ask the device
+        # Of what is trained nobody knows the sign; looking would ask the device.
+        return weighted.matrix_product(call, shadows, other)
     rows, columns = (t.shape[d] if t.dim() > 1 else 1 for t, d in ((read, -2), (other, -1)))
     num_terms = max(read.numel() * columns, other.numel() * rows)
     left, right = (_operand(call, place, shadows) for place in (0, 1))
     if left is None or right is None or num_terms > _MOST_LOOKED_AT:
-        return None
-    return Shadow(lambda: _log_matmul(_value(left), _value(right)))
-
-
-def _log_matmul(left: Tensor, right: Tensor) -> Tensor:
-    rows = left.unsqueeze(-2) if left.dim() == 1 else left
-    columns = right.unsqueeze(-1) if right.dim() == 1 else right
-    found = torch.logsumexp(rows.unsqueeze(-1) + columns.unsqueeze(-3), -2)
-    found = found.squeeze(-1) if right.dim() == 1 else found
-    return found.squeeze(-1 if right.dim() == 1 else -2) if left.dim() == 1 else found
+        return weighted.matrix_product(call, shadows, other)
+    return Shadow(lambda: log_matmul(_value(left), _value(right)))
 
 
 def _diagonal(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
@@ -233,6 +229,8 @@ def _joined(join: Callable[[Any, Any], Tensor]) -> Callable[..., Shadow | None]:
     """Return what follows a product, quotient or sum of two numbers."""
 
     def follow(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
+        if any(one is not None and one.factor is not None for one in shadows):
+            return None
         logs = [_operand(call, place, shadows) for place in (0, 1)]
         if None in logs or call.kwargs.get("alpha", 1) != 1 or call.kwargs.get("rounding_mode"):
             return None
@@ -281,6 +279,8 @@ def _reduced(reduce: Callable[..., Tensor]) -> Callable[..., Shadow | None]:
         keep = bool(call.argument(2, "keepdim", default=False))
         if first is None or (dim is None and keep):
             return None
+        if first.factor is not None:
+            return weighted.weighted_sum(first, dim, keep=keep)
         return Shadow(lambda: reduce(first.log(), dim, keep))
 
     return follow
@@ -324,7 +324,9 @@ def _log1p(_: Call, shadows: list[Shadow | None]) -> Tensor | None:
 
 def _quotient(call: Call, shadows: list[Shadow | None]) -> Tensor | None:
     """Return a quotient or product of exponentials, and a positive number over such a one."""
-    shadow = _FOLLOWED[call.name](call, shadows)
+    shadow, mean = _FOLLOWED[call.name](call, shadows), weighted.quotient(shadows)
+    if mean is not None and call.name == "div" and not call.kwargs.get("rounding_mode"):
+        return mean
     is_share = call.name == "div" and shadows[0] is None
     needed = shadows[1:] if is_share else shadows
     return None if shadow is None or None in needed else shadow.log().exp()
@@ -363,6 +365,7 @@ _MOVES = (
     *("transpose", "permute", "movedim", "t", "T", "mT", "diagonal", "flip", "clone", "detach"),
     *("float", "double", "half", "bfloat16", "to", "type_as"),
 )
+_PRODUCT = _joined(lambda left, right: left + right)
 _PRODUCTS = {"matmul": "other", "mm": "mat2", "mv": "vec", "bmm": "mat2", "dot": "tensor"}
 """Products of matrices and vectors, and what their second operand is called."""
 _FOLLOWED: Mapping[str, Callable[..., Shadow | None]] = {
@@ -370,7 +373,7 @@ _FOLLOWED: Mapping[str, Callable[..., Shadow | None]] = {
     **dict.fromkeys(_MOVES, _chosen),
     "clamp": _bounded,
     "clamp_min": _bounded,
-    "mul": _joined(lambda left, right: left + right),
+    "mul": lambda call, shadows: _PRODUCT(call, shadows) or weighted.product(call, shadows),
     "div": _joined(lambda left, right: left - right),
     "add": _more,
     "sub": _less,

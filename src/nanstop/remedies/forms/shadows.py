@@ -25,7 +25,7 @@ class Shadow:
     ``of_rest``: the logarithm of one minus the number, where that is known too, and ``of_more``: of
     one plus it. ``square``: of a number of either sign, the shadow of its square, and then it has
     no ``log``. ``version``: of the number's values. ``is_meant``: whether the line of the form made
-    it, or what it is made of.
+    it, or what it is made of. ``factor``: the number is this times the exponential of ``log``.
     """
 
     log: Log
@@ -34,6 +34,7 @@ class Shadow:
     square: Shadow | None = None
     version: int = 0
     is_meant: bool = False
+    factor: Log | None = None
 
 
 def softmax_from(call: Call, _: Any) -> Shadow | None:

@@ -58,3 +58,11 @@ def _log_by_group(base: Tensor, dim: Any, index: Tensor, added: Tensor) -> Tenso
     total = torch.exp(base - largest).scatter_add(dim, index, shares)
     empty = total == 0
     return torch.log(total.masked_fill(empty, 1.0)).masked_fill(empty, -torch.inf) + largest
+
+
+def log_matmul(left: Tensor, right: Tensor) -> Tensor:
+    rows = left.unsqueeze(-2) if left.dim() == 1 else left
+    columns = right.unsqueeze(-1) if right.dim() == 1 else right
+    found = torch.logsumexp(rows.unsqueeze(-1) + columns.unsqueeze(-3), -2)
+    found = found.squeeze(-1) if right.dim() == 1 else found
+    return found.squeeze(-1 if right.dim() == 1 else -2) if left.dim() == 1 else found

@@ -16,7 +16,7 @@ from diagnose.evidence import (
 from diagnose.test_checks import COUNT, NO_TOKEN, NONE_KEPT, NORMS, TOO_LONG
 from nanstop.diagnose.catalogue import CATALOGUE
 from nanstop.diagnose.diagnose import diagnose, examine
-from nanstop.records import Evidence, Replay, RunFacts, Signal
+from nanstop.records import Evidence, Experiment, Replay, RunFacts, Signal
 
 CODES = {rule.code for rule in CATALOGUE}
 LOG_OF_ZERO = event(op="aten.log.default", dtype="float32", wider="nonfinite", bad={"neginf": 1})
@@ -77,12 +77,26 @@ def test_a_gradient_that_overflows_under_a_scale_that_nothing_takes_off_is_no_fo
 
 def test_specific_withdraws_general():
     empty = [batch_fact("labels", num_supervised=0)]
-    division = event(op="aten.nll_loss_forward.default", dtype="float32", wider="nonfinite")
+    read = (stats("float32"), stats("int64"))
+    division = event(
+        op="aten.nll_loss_forward.default", dtype="float32", wider="nonfinite", inputs=read
+    )
     assert codes(evidence(localization(division), batch=empty)) == ["NS503"]
     masked = event(fully_masked_rows=1, bad={"nan": 2}, wider="nonfinite")
     assert codes(evidence(localization(masked))) == ["NS202"]
     kernel = event(wider="finite", reference="finite")
     assert codes(evidence(localization(kernel))) == ["NS602"]
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("finite", "NS207"), ("nonfinite", "NS204")])
+def test_what_grows_as_an_exponential_is_told_by_a_smaller_argument(outcome, code):
+    read = (stats("float32", absmax=900.0),)
+    grown = event(op="aten.special_i1.default", dtype="float32", wider="nonfinite", inputs=read)
+    given = evidence(localization(grown))
+    ((asked, change),) = examine(given, "incident").open
+    assert asked == "NS207"
+    made = Experiment(code=asked, change=change, outcome=outcome)
+    assert codes(replace(given, experiments=(made,))) == [code]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,10 @@ LOSS_AT_0, LOSS_AT_1 = (
 
 NAN_ROWS = event(op="aten._softmax.default", dtype="float32", bad={"nan": 9}, fully_masked_rows=3)
 OVERFLOW = localization(event(wider="finite"))
-EXPLODED = localization(event(op="aten.addmm.default", dtype="float32", wider="finite"))
+_OPERANDS = (stats("float32"),) * 3
+EXPLODED = localization(
+    event(op="aten.addmm.default", dtype="float32", wider="finite", inputs=_OPERANDS)
+)
 HEAVY = (stats("float32", absmax=1e9, name="w"),)
 UNDEFINED = localization(event(dtype="float32", wider="nonfinite", bad={"nan": 1}))
 FAR_APART = (stats("float32", absmax=1e10),)

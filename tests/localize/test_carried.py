@@ -119,6 +119,16 @@ def take(x, mean):
 
 take(x, mean)
 """,
+    "of the same name elsewhere": """
+def take(x):
+    mean = x
+    for _ in range(2):
+        mean = 0.9 * mean + x  # read
+    return mean
+
+take(x)
+fail()
+""",
     "in a function of the loop": """
 for x in data:
     def later():

@@ -53,6 +53,27 @@ def outcome(text, x, y):
 
 
 LOG_SPACE = {
+    "return y * x.exp() / (1 + x.exp())": "return y * torch.sigmoid(x)",
+    "return torch.exp(x) * (y + 1) / x.exp().sum(-1, keepdim=True)": (
+        "return (y + 1) * torch.softmax(x, dim=-1)"
+    ),
+    "return torch.log(torch.cumsum(torch.exp(x), dim=1)).mean()": (
+        "return torch.logcumsumexp(x, dim=1).mean()"
+    ),
+    "return torch.log(torch.special.i0(x * y)).mean()": (
+        "grown = x * y\n    return (torch.log(torch.special.i0e(grown)) + grown.abs()).mean()"
+    ),
+    "return torch.log(0.5 * (1 + torch.erf(x))).mean()": (
+        "return (-0.6931471805599453 + 0.6931471805599453 "
+        "+ torch.special.log_ndtr(1.4142135623730951 * x)).mean()"
+    ),
+    "return (1 - y.erf()).log() + x.erfc().log()": (
+        "return (0.6931471805599453 + torch.special.log_ndtr(-1.4142135623730951 * y)) "
+        "+ (0.6931471805599453 + torch.special.log_ndtr(-1.4142135623730951 * x))"
+    ),
+    "return -(x.exp().diag() / x.exp().sum(1)[:2]).log().mean()": (
+        "return -(x.diag() - torch.logsumexp(x, 1)[:2]).mean()"
+    ),
     "return torch.log(torch.cosh(x - y)).mean()": (
         "away = x - y\n    return (away + F.softplus(-2 * away) - 0.6931471805599453).mean()"
     ),
@@ -492,12 +513,12 @@ MASKED = {
     (
         "return x.pow(-0.5)",
         "pow",
-    ): "return x.masked_fill(x == 0, 1).pow(-0.5).masked_fill(x == 0, 0)",
+    ): "return x.masked_fill(x <= 0, 1).pow(-0.5).masked_fill(x <= 0, 0)",
     ("return x.rsqrt() * y", "rsqrt"): (
-        "return x.masked_fill(x == 0, 1).rsqrt().masked_fill(x == 0, 0) * y"
+        "return x.masked_fill(x <= 0, 1).rsqrt().masked_fill(x <= 0, 0) * y"
     ),
     ("return x ** -0.5 * y", "pow"): (
-        "return (x.masked_fill(x == 0, 1) ** -0.5).masked_fill(x == 0, 0) * y"
+        "return (x.masked_fill(x <= 0, 1) ** -0.5).masked_fill(x <= 0, 0) * y"
     ),
 }
 

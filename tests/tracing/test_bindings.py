@@ -140,3 +140,25 @@ def test_what_a_loop_writes_to_in_place_further_down_was_given_its_value_there(
     exec(compile(file.read_text(), str(file), "exec"), space)
     holder = space["train"](torch.zeros(3))
     assert (holder.name, holder.line.text.startswith(text)) == (name, True)
+
+
+CALLS = """
+    def forward(x, state):
+        for t in range(2):
+            here = holder_of(state) if t == 0 else here
+            state = state + x
+        return here
+
+    def train(rows):
+        state = rows.clone()
+        return forward(rows, state)
+"""
+
+
+def test_an_argument_that_its_function_gives_other_values_was_given_by_the_caller(tmp_path):
+    file = tmp_path / "recurrent.py"
+    file.write_text(textwrap.dedent(CALLS))
+    space = {"holder_of": holder_of}
+    exec(compile(file.read_text(), str(file), "exec"), space)
+    holder = space["train"](torch.zeros(3))
+    assert (holder.name, holder.line.text) == ("state", "state = rows.clone()")

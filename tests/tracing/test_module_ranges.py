@@ -61,3 +61,15 @@ def test_it_is_undone(one_step):
     assert torch.equal(torch.get_rng_state(), before)
     assert all(p.grad is None for p in net.parameters())
     assert not nn.modules.module._global_forward_hooks
+
+
+def test_what_a_transform_calls_has_no_range(one_step):
+    net, step = one_step
+
+    def loss(model, batch):
+        rows = batch["rows"]
+        far = torch.vmap(lambda row: model.inner(row) * 100)(rows).square().mean()
+        return model(rows).square().mean() + far
+
+    transformed = FnStep(net, loss, step.batches)
+    assert module_ranges(transformed) == module_ranges(step)

@@ -13,7 +13,14 @@ from collections.abc import Iterator
 from nanstop.numerics.tensors import has_bad
 from nanstop.records import SourceLine
 from nanstop.rewrite.source import LOOPS, nodes_around
-from nanstop.tracing.holders import HeldVariable, Holder, held_in, script_frames, tree_of
+from nanstop.tracing.holders import (
+    HeldVariable,
+    Holder,
+    function_at,
+    held_in,
+    script_frames,
+    tree_of,
+)
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _APART = (*_FUNCTIONS, ast.Lambda, ast.ClassDef)
@@ -45,7 +52,7 @@ def carried_into(line: SourceLine | None) -> Holder | None:
     if len(found) != 1:
         return None
     ((name, number),) = found.items()
-    held = _held_now(name, line.file)
+    held = _held_now(name, line)
     if held is None or not has_bad(held.tensor):
         return None
     text = linecache.getline(line.file, number).strip()
@@ -53,13 +60,18 @@ def carried_into(line: SourceLine | None) -> Holder | None:
     return Holder(held.name, made, before=True)
 
 
-def _held_now(name: str, file: str) -> HeldVariable | None:
-    """Return what a variable of a file, or an attribute of the classes in it, holds by now."""
-    variable = name.rpartition(".")[2]
+def _held_now(name: str, line: SourceLine) -> HeldVariable | None:
+    """Return what a variable that a line reads, or an attribute of the classes in its file, holds
+    by now. A variable of the same name in another function is another one.
+    """
+    tree, variable = tree_of(line.file), name.rpartition(".")[2]
+    function = function_at(tree, line.line) if tree is not None else ""
     for frame, _ in script_frames():
         for held in held_in(frame):
             place = held.place
-            if (place.file, place.variable, place.attribute) == (file, variable, "." in name):
+            if (place.file, place.variable, place.attribute) != (line.file, variable, "." in name):
+                continue
+            if not held.is_local or place.attribute or frame.f_code.co_name == function:
                 return held
     return None
 

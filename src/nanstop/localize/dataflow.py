@@ -93,7 +93,7 @@ def vanished_number(trace: Trace, divisor: Value, *, limit: int = 8) -> int | No
     return None
 
 
-def rounded_to_zero(trace: Trace, value: Value, *, limit: int = 32) -> int | None:
+def rounded_to_zero(trace: Trace, value: Value, *, limit: int = 1024) -> int | None:
     """Return the op that made 0 of what is not 0, before a value that holds zeros: an exponential
     of finite numbers, a product or a cast of numbers above 0, a power of one tensor that is all 0.
     None where there is no such op, followed through sums and products of what is 0 at least.

@@ -9,6 +9,7 @@ division as a product with a reciprocal.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
@@ -278,13 +279,16 @@ def _mixed(op: OpInputs) -> Kinds:
 def _difference(op: OpInputs) -> Kinds:
     """Return what a difference of two tensors is: of two log-probabilities, their log-ratio.
 
-    What is noted of an earlier policy comes with the batch, or from outside the step.
+    What is noted of an earlier policy comes with the batch, or from outside the step. What one
+    number is taken away from many for is no policy: their mean, or their largest.
     """
     first, second = op.kinds
     if "log_sum" in second:
         return _LOG_PROBABILITY
     if "extreme" in first and "extreme" in second:
         return _NORM
+    if len({math.prod(value.shape) for value in op.values}) > 1:
+        return NOTHING
     ours = ["log_probability" in one for one in op.kinds]
     noted = [
         ("data" in kinds or kinds == _CONSTANT) and len(value.shape) > 0

@@ -93,6 +93,20 @@ def moves_of(failing: FailingStep, under: Under) -> tuple[Move, ...]:
     return tuple(_move(step, name, begin[name], own[name], exact[name]) for name in own)
 
 
+def is_same_update(failing: FailingStep, under: Under, other: Under) -> bool:
+    """Return whether the update of a failing step moves its parameters alike under two contexts.
+    Synchronises the device.
+    """
+    found: list[dict[str, Tensor]] = []
+    for one in (under, other):
+        with _ready(failing, one):
+            begin = _values(failing.step)
+            found.append(_updated(failing.step))
+    first, second = found
+    moves = (_move(failing.step, name, begin[name], second[name], first[name]) for name in first)
+    return all(math.isfinite(move.gap) and move.is_exact for move in moves)
+
+
 @contextmanager
 def _ready(failing: FailingStep, under: Under) -> Iterator[None]:
     """Be under a context inside, right before the update, which is undone."""

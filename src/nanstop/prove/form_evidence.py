@@ -13,6 +13,7 @@ from functools import partial
 
 from nanstop.prove.agreement import SAME, agree, loss_gap
 from nanstop.prove.exact import ExactRuns, Gaps, gaps_between
+from nanstop.prove.exact_update import is_same_update
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom, Localization, op_kind
 from nanstop.records.remedies import (
@@ -190,16 +191,22 @@ def typed_forms(
     failing: FailingStep, exact: ExactRuns, codes: Iterable[FormCode]
 ) -> tuple[Atom, ...] | None:
     """Return the forms, those of the cure first, whose code passes the failing micro-batch with the
-    loss and gradients that they have there; empty where none does, None where none could be run.
+    loss and gradients that they have there, of an update that moves weights as they do; empty where
+    none does, None where none could be run.
     """
     view, found = failing.step.view, None
     for code in codes:
         forms = partial(applied, view, (*code.atoms, *code.rest))
         seen: list[Typed] = []
-        run = exact.attempt(failing.micro, under=partial(_as_typed, view, code, seen))
+        as_typed = partial(_as_typed, view, code, seen)
+        if failing.update:
+            is_alike = is_same_update(failing, forms, as_typed)
+        else:
+            run = exact.attempt(failing.micro, under=as_typed)
+            is_alike = _is_near(gaps_between(run, exact.attempt(failing.micro, under=forms)))
         if not seen or not all(one.is_run for one in seen):
             continue
-        if _is_near(gaps_between(run, exact.attempt(failing.micro, under=forms))):
+        if is_alike:
             return code.atoms
         found = ()
     return found

@@ -74,7 +74,7 @@ def prove_step(
     proof = searched()
     while _lacked_room(proof) and trials.step_down():
         proof = searched()
-    has_forms = any(atom.remedy in FORMS for atom in proof.minimal) and not failing.update
+    has_forms = any(atom.remedy in FORMS for atom in proof.minimal)
     typed = None
     if has_forms:
         with suppress(ShortOfMemoryError):

@@ -86,7 +86,7 @@ def holder_of(tensor: Tensor) -> Holder | None:
         return None
     for frame, inside in script_frames():
         found = next((one for one in held_in(frame) if address(one.tensor) == wanted), None)
-        if found is not None:
+        if found is not None and not _is_argument(frame, found):
             place = found.place
             if any(_is_set_later(*one) for one in place.within):
                 return Holder(found.name, None, before=False)
@@ -98,6 +98,17 @@ def holder_of(tensor: Tensor) -> Holder | None:
                 fresh = is_written or not _is_bound(place)
             return Holder(found.name, made, not fresh, declared=place.attribute)
     return None
+
+
+def _is_argument(frame: FrameType, held: HeldVariable) -> bool:
+    """Return whether a variable is a parameter that its function gives other values: then its
+    caller may have given it the one that it holds, and no line of the function is known to have.
+    """
+    code, place = frame.f_code, held.place
+    is_given = place.variable in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    tree = tree_of(place.file) if is_given and held.name == place.variable else None
+    lines = bindings(tree, place) if tree is not None else ()
+    return tree is not None and any(function_at(tree, line) == code.co_name for line in lines)
 
 
 def script_frames() -> Iterator[tuple[FrameType, bool]]:

@@ -28,7 +28,7 @@ from nanstop.numerics.tensors import (
     format_name,
     is_measurable,
 )
-from nanstop.replay.conditions import eager
+from nanstop.replay.conditions import eager, inside_transform
 from nanstop.replay.step import Step
 
 WHOLE = "the model"
@@ -112,8 +112,8 @@ class ModuleRanges:
             self._inside = torch.is_grad_enabled()
 
     def _left(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or torch._C._is_tracing():
-            return  # a graph is to have none of this
+        if torch.compiler.is_compiling() or torch._C._is_tracing() or inside_transform():
+            return  # a graph is to have none of this, and of a transform nothing is left outside
         name = self._names.get(id(module))
         wanted = self._inside or torch.is_grad_enabled()
         if name is not None and wanted:

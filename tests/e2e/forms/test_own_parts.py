@@ -100,3 +100,32 @@ def test_a_form_under_which_an_update_ruins_what_follows_is_not_proven():
     incident = watch.incidents[0]
     assert incident.diagnoses[0].code == "NS402"
     assert incident.proof.verdict != "proven"
+
+
+class BySigns(torch.optim.Optimizer):
+    """A root of what is negative in some rows, as of eigenvalues that are 0 but for rounding."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 1e-3})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            signs = torch.ones_like(p).cumsum(0) - 2
+            p -= 1e-3 * p.grad * signs.pow(-0.25)
+
+
+def test_what_is_typed_for_an_update_moves_the_weights_as_its_form_does(capsys):
+    torch.manual_seed(0)
+    net = nn.Linear(WIDTH, WIDTH)
+    with nanstop.watch(
+        net, BySigns(net.parameters()), policy=nanstop.Policy(on_stop="end")
+    ) as watch:
+        watch.step(lambda x: (net(x) - 1).square().mean(), torch.randn(4, WIDTH))
+        watch.update()
+    (incident,) = watch.incidents
+    assert incident.proof.typed
+    text = "signs.masked_fill(signs <= 0, 1).pow(-0.25).masked_fill(signs <= 0, 0)"
+    said = capsys.readouterr().err
+    assert text in said
+    assert "not run on this step" not in said

@@ -31,6 +31,13 @@ def graded(compute, *inputs):
     return result.detach(), [x.grad for x in fresh]
 
 
+GROUPS = torch.tensor([[0, 1, 0], [0, 0, 1]])
+
+
+def by_group(into, numbers):
+    return into.scatter_reduce(1, GROUPS, numbers, "sum").gather(1, GROUPS)
+
+
 # Each on one line: the form is that of a line.
 SAME = {
     "log softmax": lambda x: torch.log(torch.softmax(x, -1)),
@@ -70,6 +77,21 @@ SAME = {
     "batched": lambda x: torch.bmm(x.exp()[:, None], x.exp()[:, :, None]).log(),
     "scaling": lambda x: 1.0 / (x.exp() @ torch.full((3,), 0.5, dtype=x.dtype)),
     "share of a scaling": lambda x: torch.ones(2, dtype=x.dtype) / torch.mv(x.exp(), x.new_ones(3)),
+    "diagonal of a matrix": lambda x: (x[:, :2].exp().diag() / x.exp().sum(-1)).log(),
+    "running sum": lambda x: torch.log(torch.cumsum(torch.exp(x), dim=1)),
+    "sum by index": lambda x: x.new_zeros(2, 2).index_add(1, GROUPS[0], x.exp()).log()[:, :1],
+    "sum by index, in place": lambda x: x.new_ones(2, 2).scatter_add_(1, GROUPS, x.exp()).log(),
+    "share of its group": lambda x: x.exp() / by_group(x.new_zeros(2, 2), x.exp()),
+    "tail": lambda x: torch.log(0.5 * (1 + torch.erf(0.2 * x))),
+    "other tail": lambda x: (1 - (0.2 * x).erf()).log() + (0.2 * x).erfc().log(),
+    "normal": lambda x: (1 - torch.special.ndtr(0.2 * x)).log() + torch.special.ndtr(0.2 * x).log(),
+    "squashed, halves": lambda x: torch.log(0.5 * (1 + x.tanh())) + (1 - x.tanh()).log(),
+    "Bessel": lambda x: torch.log(torch.special.i0(x)) + torch.i0(-x).log(),
+    "weighted mean": lambda x: (x.exp() * x.sin()).sum(-1) / x.exp().sum(-1),
+    "weighted mean, kept": lambda x: (x.cos() * x.exp()).sum(1, True) / x.exp().sum(1, True),
+    "attention": lambda x: (x.exp() @ x.cos().T) / x.exp().sum(-1, keepdim=True),
+    "derivative of softplus": lambda x: x.sin() * x.exp() / (1 + x.exp()),
+    "of all": lambda x: (x.exp() * x.sin()).sum() / x.exp().sum(),
     "masked": lambda x: (x.exp() * (x.detach() <= x.detach().mean())).sum().log(),
 }
 

@@ -90,6 +90,12 @@ CASES = {
         "sqrt",
         {},
     ),
+    "a number times what is new": (
+        "z = x * 200\n    n = 2.5\n    return -n * torch.log(torch.exp(z).sum())",
+        "stable_form",
+        "log",
+        {},
+    ),
     "share": (
         "e = torch.exp(x * 200)\n    return e / e.sum(-1, keepdim=True)",
         "stable_form",

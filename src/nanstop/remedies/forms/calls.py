@@ -23,6 +23,10 @@ _SAME |= {
     "negative": "neg",
     "special_expit": "sigmoid",
     "special_xlogy": "xlogy",
+    "special_i0": "i0",
+    "special_erf": "erf",
+    "special_erfc": "erfc",
+    "special_ndtr": "ndtr",
 }
 _REVERSED = {"rtruediv": "div", "rdiv": "div", "rsub": "sub", "radd": "add", "rmul": "mul"}
 _REVERSED |= {"rpow": "pow", "rmatmul": "matmul"}

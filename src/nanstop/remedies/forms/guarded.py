@@ -140,6 +140,14 @@ def _logarithm(call: Call, power: float = 1.0) -> Tensor | None:
     return _replaced(call, read <= 0, 1.0, value)
 
 
+def _at_pole(call: Call) -> Tensor | None:
+    """Return log(gamma) with that of the smallest number at 0."""
+    read = call.read
+    if read is None or not read.is_floating_point():
+        return None
+    return _replaced(call, read == 0, 1.0, -math.log(torch.finfo(read.dtype).tiny))
+
+
 def _exponential(call: Call) -> Tensor | None:
     """Return exp with a derivative of 0 where it leaves its format. It stays infinite there: what
     reads that fails as before, and what passes it by, or comes to an end with it, is not multiplied
@@ -333,6 +341,7 @@ _GUARDS: Mapping[str, Callable[[Call], Any]] = {
     "pow": _power,
     **dict.fromkeys(("log", "log2", "log10"), _logarithm),
     "log1p": _log_of_more,
+    "lgamma": _at_pole,
     "exp": _exponential,
     "xlogy": _times_logarithm,
     **dict.fromkeys(("acos", "asin", "atanh"), _within(-1.0, 1.0, 0.0)),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,17 +21,23 @@ import torch
 from torch import Tensor
 
 from nanstop.numerics.tensors import version
+from nanstop.remedies.forms import weighted
 from nanstop.remedies.forms.calls import Call
 from nanstop.remedies.forms.shadows import (
     Log,
     Shadow,
     cosh_from,
+    erf_from,
+    erfc_from,
     exp_from,
     expm1_from,
+    i0_from,
+    ndtr_from,
     sigmoid_from,
     softmax_from,
     tanh_from,
 )
+from nanstop.remedies.forms.sums import BY_GROUP, log_matmul, running_sum, sum_by_group
 from nanstop.replay.path import no_choices
 
 _MOST_LOOKED_AT = 2**20
@@ -45,6 +52,9 @@ class LogSpace:
 
     def call(self, call: Call, at_line: Callable[[], bool]) -> Any:
         """Return what a call returns, computed in log space where that is meant."""
+        name = call.name or call.spelled.removesuffix("_")
+        if not call.name and name in BY_GROUP:  # made in place as often as not
+            call = replace(call, name=name)
         if call.name not in _FOLLOWED and call.name not in _ANSWERED:
             return call.run()
         shadows = self._of(call)
@@ -54,40 +64,43 @@ class LogSpace:
         answer = _ANSWERED.get(call.name)
         with no_choices():
             found = answer(call, shadows) if answer is not None and meant else None
+            follow = _FIRST.get(call.name) or _FOLLOWED.get(call.name)
+            shadow = follow(call, shadows) if follow is not None else None
         result = call.run() if found is None else found
-        self._follow(call, shadows, result, is_meant=meant)
+        self._follow(call, shadow, result, is_meant=meant)
         return result
 
     def _of(self, call: Call) -> list[Shadow | None]:
-        places = (1, 2) if call.name == "where" else (0, 1)
-        names = zip(places, ("input", "other"), strict=True)
+        second = BY_GROUP.get(call.name, "other")
+        places = (1, 2) if call.name == "where" else (0, 3 if call.name in BY_GROUP else 1)
+        names = zip(places, ("input", second), strict=True)
         operands = (call.argument(place, name) for place, name in names)
-        signed = call.name in _SQUARES
-        return [self._shadow(one, signed=signed) for one in operands if one is not None]
+        return [self._shadow(one, call.name) for one in operands if one is not None]
 
-    def _shadow(self, operand: Any, *, signed: bool) -> Shadow | None:
+    def _shadow(self, operand: Any, name: str) -> Shadow | None:
         if not isinstance(operand, Tensor):
             return None
         reference, shadow = self._known.get(id(operand), (None, None))
         if reference is None or shadow is None or reference() is not operand:
             return None
-        is_known = shadow.version == version(operand) and (signed or shadow.square is None)
-        return shadow if is_known else None
+        is_usable = name in _SIGNED if shadow.square is not None else True
+        is_usable = is_usable and (shadow.factor is None or name in weighted.WEIGHTED)
+        return shadow if is_usable and shadow.version == version(operand) else None
 
-    def _follow(
-        self, call: Call, shadows: list[Shadow | None], result: Any, *, is_meant: bool
-    ) -> None:
-        follow = _FIRST.get(call.name) or _FOLLOWED.get(call.name)
-        if follow is None or not isinstance(result, Tensor) or not result.is_floating_point():
-            return
-        shadow = follow(call, shadows)
-        if shadow is None:
+    def _follow(self, call: Call, shadow: Shadow | None, result: Any, *, is_meant: bool) -> None:
+        is_number = isinstance(result, Tensor) and result.is_floating_point()
+        if shadow is None or not is_number:
             return
         key, has_graph, dtype = id(result), result.requires_grad, result.dtype
-        of_rest = shadow.of_rest
+        of_rest, of_more, factor = (
+            None if log is None else _once(partial(_as, log, dtype, has_graph))
+            for log in (shadow.of_rest, shadow.of_more, shadow.factor)
+        )
         known = Shadow(
-            log=_once(partial(_as, shadow.log, dtype, has_graph)),
-            of_rest=None if of_rest is None else _once(partial(_as, of_rest, dtype, has_graph)),
+            _once(partial(_as, shadow.log, dtype, has_graph)),
+            of_rest,
+            of_more,
+            factor=factor,
             square=shadow.square,
             version=version(result),
             is_meant=is_meant,
@@ -181,26 +194,23 @@ def _matmul(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
     if read is None or not isinstance(other, Tensor) or not read.dim() or not other.dim():
         return None
     if any(s is None and t.requires_grad for s, t in zip(shadows, (read, other), strict=True)):
-        return None  # of what is trained nobody knows the sign; looking would ask the device
+        # Of what is trained nobody knows the sign; looking would ask the device.
+        return weighted.matrix_product(call, shadows, other)
     rows, columns = (t.shape[d] if t.dim() > 1 else 1 for t, d in ((read, -2), (other, -1)))
     num_terms = max(read.numel() * columns, other.numel() * rows)
     left, right = (_operand(call, place, shadows) for place in (0, 1))
     if left is None or right is None or num_terms > _MOST_LOOKED_AT:
-        return None
-    return Shadow(lambda: _log_matmul(_value(left), _value(right)))
-
-
-def _log_matmul(left: Tensor, right: Tensor) -> Tensor:
-    rows = left.unsqueeze(-2) if left.dim() == 1 else left
-    columns = right.unsqueeze(-1) if right.dim() == 1 else right
-    found = torch.logsumexp(rows.unsqueeze(-1) + columns.unsqueeze(-3), -2)
-    found = found.squeeze(-1) if right.dim() == 1 else found
-    return found.squeeze(-1 if right.dim() == 1 else -2) if left.dim() == 1 else found
+        return weighted.matrix_product(call, shadows, other)
+    return Shadow(lambda: log_matmul(_value(left), _value(right)))
 
 
 def _diagonal(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
-    """Return what follows a vector that is made a diagonal, the rest of which is 0."""
+    """Return what follows a vector that is made a diagonal, the rest of which is 0, and what a
+    matrix has on its own.
+    """
     read, first = call.read, shadows[0]
+    if read is not None and read.dim() == 2:
+        return _chosen(call, shadows)
     if read is None or first is None or read.dim() != 1 or call.argument(1, "diagonal", 0):
         return None
 
@@ -219,6 +229,8 @@ def _joined(join: Callable[[Any, Any], Tensor]) -> Callable[..., Shadow | None]:
     """Return what follows a product, quotient or sum of two numbers."""
 
     def follow(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
+        if any(one is not None and one.factor is not None for one in shadows):
+            return None
         logs = [_operand(call, place, shadows) for place in (0, 1)]
         if None in logs or call.kwargs.get("alpha", 1) != 1 or call.kwargs.get("rounding_mode"):
             return None
@@ -235,13 +247,28 @@ def _log_add(left: Any, right: Any) -> Tensor:
     )
 
 
+def _more(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
+    """Return the shadow of a sum, with what may be negative only that of 1 + p."""
+    signed = [one for one in shadows if one is not None and one.square is not None]
+    if not signed:
+        return _joined(_log_add)(call, shadows)
+    others = [call.argument(place, name) for place, name in ((0, "input"), (1, "other"))]
+    is_of_one = any(not isinstance(one, Tensor) and one == 1 for one in others)
+    of_more = signed[0].of_more
+    if of_more is None or not is_of_one or call.kwargs.get("alpha", 1) != 1:
+        return None
+    return Shadow(of_more)
+
+
 def _less(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
     """Return the shadow of 1 - p."""
     p = shadows[1] if len(shadows) > 1 else None
     whole = call.argument(0, "input")
     if p is None or p.of_rest is None or isinstance(whole, Tensor) or whole != 1:
         return None
-    return Shadow(p.of_rest, p.log) if call.kwargs.get("alpha", 1) == 1 else None
+    if call.kwargs.get("alpha", 1) != 1:
+        return None
+    return Shadow(p.of_rest, None if p.square is not None else p.log)
 
 
 def _reduced(reduce: Callable[..., Tensor]) -> Callable[..., Shadow | None]:
@@ -252,6 +279,8 @@ def _reduced(reduce: Callable[..., Tensor]) -> Callable[..., Shadow | None]:
         keep = bool(call.argument(2, "keepdim", default=False))
         if first is None or (dim is None and keep):
             return None
+        if first.factor is not None:
+            return weighted.weighted_sum(first, dim, keep=keep)
         return Shadow(lambda: reduce(first.log(), dim, keep))
 
     return follow
@@ -295,7 +324,9 @@ def _log1p(_: Call, shadows: list[Shadow | None]) -> Tensor | None:
 
 def _quotient(call: Call, shadows: list[Shadow | None]) -> Tensor | None:
     """Return a quotient or product of exponentials, and a positive number over such a one."""
-    shadow = _FOLLOWED[call.name](call, shadows)
+    shadow, mean = _FOLLOWED[call.name](call, shadows), weighted.quotient(shadows)
+    if mean is not None and call.name == "div" and not call.kwargs.get("rounding_mode"):
+        return mean
     is_share = call.name == "div" and shadows[0] is None
     needed = shadows[1:] if is_share else shadows
     return None if shadow is None or None in needed else shadow.log().exp()
@@ -321,14 +352,20 @@ _FIRST: Mapping[str, Callable[..., Shadow | None]] = {
     "tanh": tanh_from,
     "cosh": cosh_from,
     "expm1": expm1_from,
+    "erf": erf_from,
+    "erfc": erfc_from,
+    "ndtr": ndtr_from,
+    "i0": i0_from,
 }
-_SQUARES = ("square", "pow")
+_SIGNED = ("square", "pow", "add", "sub")
+"""Calls that make a positive number of one that may be negative."""
 _MOVES = (
     *("getitem", "gather", "index_select", "select", "narrow", "take_along_dim", "masked_select"),
     *("squeeze", "unsqueeze", "view", "reshape", "flatten", "unflatten", "expand", "contiguous"),
     *("transpose", "permute", "movedim", "t", "T", "mT", "diagonal", "flip", "clone", "detach"),
     *("float", "double", "half", "bfloat16", "to", "type_as"),
 )
+_PRODUCT = _joined(lambda left, right: left + right)
 _PRODUCTS = {"matmul": "other", "mm": "mat2", "mv": "vec", "bmm": "mat2", "dot": "tensor"}
 """Products of matrices and vectors, and what their second operand is called."""
 _FOLLOWED: Mapping[str, Callable[..., Shadow | None]] = {
@@ -336,13 +373,15 @@ _FOLLOWED: Mapping[str, Callable[..., Shadow | None]] = {
     **dict.fromkeys(_MOVES, _chosen),
     "clamp": _bounded,
     "clamp_min": _bounded,
-    "mul": _joined(lambda left, right: left + right),
+    "mul": lambda call, shadows: _PRODUCT(call, shadows) or weighted.product(call, shadows),
     "div": _joined(lambda left, right: left - right),
-    "add": _joined(_log_add),
+    "add": _more,
     "sub": _less,
     "sum": _reduced(_log_sum),
     "mean": _reduced(_log_mean),
     "prod": _reduced(_sum),
+    "cumsum": running_sum,
+    **dict.fromkeys(BY_GROUP, sum_by_group),
     **dict.fromkeys(_PRODUCTS, _matmul),
     "diag": _diagonal,
     "where": _where,

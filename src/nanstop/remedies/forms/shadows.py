@@ -22,16 +22,19 @@ Log = Callable[[], Tensor]
 class Shadow:
     """The logarithm of a positive number that is known without the number.
 
-    ``of_rest``: the logarithm of one minus the number, where that is known too. ``square``: of a
-    number of either sign, the shadow of its square, and then it has no ``log``. ``version``: of the
-    number's values. ``is_meant``: whether the line of the form made it, or what it is made of.
+    ``of_rest``: the logarithm of one minus the number, where that is known too, and ``of_more``: of
+    one plus it. ``square``: of a number of either sign, the shadow of its square, and then it has
+    no ``log``. ``version``: of the number's values. ``is_meant``: whether the line of the form made
+    it, or what it is made of. ``factor``: the number is this times the exponential of ``log``.
     """
 
     log: Log
     of_rest: Log | None = None
+    of_more: Log | None = None
     square: Shadow | None = None
     version: int = 0
     is_meant: bool = False
+    factor: Log | None = None
 
 
 def softmax_from(call: Call, _: Any) -> Shadow | None:
@@ -73,7 +76,52 @@ def tanh_from(call: Call, _: Any) -> Shadow | None:
         return 2 * (math.log(2.0) - read - functional.softplus(-2 * read))
 
     square = Shadow(lambda: 2 * torch.log(torch.tanh(read).abs()), log_of_rest)
-    return Shadow(lambda: torch.log(torch.tanh(read)), square=square)
+    return Shadow(
+        lambda: torch.log(torch.tanh(read)),
+        lambda: math.log(2.0) + functional.logsigmoid(-2 * read),
+        lambda: math.log(2.0) + functional.logsigmoid(2 * read),
+        square=square,
+    )
+
+
+def erf_from(call: Call, _: Any) -> Shadow | None:
+    """Return the shadow of erf, which may be negative; one plus or minus it is a normal's tail."""
+    read = call.read
+    if read is None or not read.is_floating_point():
+        return None
+    square = Shadow(lambda: 2 * torch.log(torch.erf(read).abs()))
+    return Shadow(
+        lambda: torch.log(torch.erf(read)),
+        lambda: _log_erfc(read),
+        lambda: _log_erfc(-read),
+        square=square,
+    )
+
+
+def erfc_from(call: Call, _: Any) -> Shadow | None:
+    read = call.read
+    if read is None or not read.is_floating_point():
+        return None
+    return Shadow(lambda: _log_erfc(read))
+
+
+def ndtr_from(call: Call, _: Any) -> Shadow | None:
+    read = call.read
+    if read is None or not read.is_floating_point():
+        return None
+    return Shadow(lambda: torch.special.log_ndtr(read), lambda: torch.special.log_ndtr(-read))
+
+
+def _log_erfc(read: Tensor) -> Tensor:
+    return math.log(2.0) + torch.special.log_ndtr(-math.sqrt(2.0) * read)
+
+
+def i0_from(call: Call, _: Any) -> Shadow | None:
+    """Return the shadow of a Bessel function that grows as an exponential does."""
+    read = call.read
+    if read is None or not read.is_floating_point():
+        return None
+    return Shadow(lambda: torch.log(torch.special.i0e(read)) + read.abs())
 
 
 def cosh_from(call: Call, _: Any) -> Shadow | None:

@@ -23,7 +23,7 @@ from nanstop.remedies.forms.calls import Call, frame_in
 from nanstop.remedies.forms.mode import answered
 from nanstop.replay.path import no_choices
 from nanstop.rewrite.files import FileChange
-from nanstop.rewrite.operations import Operation
+from nanstop.rewrite.operations import Operation, number_of
 from nanstop.rewrite.replaced import Replaced, copied, operations_in_order, replaced
 from nanstop.rewrite.source import COMPREHENSIONS, SCOPES, UNSURE, Source, span_at, span_of
 from nanstop.tracebacks import place_of
@@ -115,11 +115,22 @@ class Typed:
 
     def _note(self, scope: ast.AST, one: Operation, call: Call) -> None:
         given = call.args or (call.kwargs.get("input"),)
+        if isinstance(one.node, ast.BinOp) and self._is_turned(scope, one, given):
+            given = given[::-1]
         for node, value in zip(one.args, given, strict=False):
             self._given[scope, ast.dump(node)] = value
         for name, node in one.keywords.items():
             if name in call.kwargs:
                 self._given[scope, ast.dump(node)] = call.kwargs[name]
+
+    def _is_turned(self, scope: ast.AST, one: Operation, given: tuple[Any, ...]) -> bool:
+        """Return whether torch was given the operands of a sum or a product the other way round: a
+        number times a tensor is the tensor times it.
+        """
+        if one.name not in ("add", "mul") or len(given) != 2 or isinstance(given[1], Tensor):
+            return False
+        right = self.given(scope, one.args[1])
+        return number_of(one.args[0]) is not None or (right is not None and right[0] is given[0])
 
     def _note_others(self, frame: FrameType, call: Call) -> None:
         """Note what is read by an index or by a method that no rewriting knows."""

@@ -133,15 +133,21 @@ def _chosen(draft: Draft, found: Operation, condition: ast.expr, *, first: bool)
 
 
 def _inverse(draft: Draft, found: Operation) -> str:
-    """Of what is not 0, and 0 there."""
+    """Of what has a value, and 0 elsewhere: of a root what is above 0, else what is not 0."""
     exponent = number_of(found.argument(1, "exponent"))
     if not draft.masked or (found.name == "pow" and (exponent is None or exponent >= 0.0)):
         return _clamped(draft, found)
     value = draft.twice(found.operand, "value")
     value = value if is_cheap(found.operand) or value.isidentifier() else f"({value})"
-    inner = draft.with_operand(found, 0, f"{value}.masked_fill({value} == 0, 1)")
+    has_root = found.name == "rsqrt" or (found.name == "pow" and _has_fraction(exponent))
+    none = f"{value} {'<=' if has_root else '=='} 0"
+    inner = draft.with_operand(found, 0, f"{value}.masked_fill({none}, 1)")
     inner = inner if isinstance(found.node, ast.Call) else f"({inner})"
-    return f"{inner}.masked_fill({value} == 0, 0)"
+    return f"{inner}.masked_fill({none}, 0)"
+
+
+def _has_fraction(exponent: float | None) -> bool:
+    return exponent is not None and exponent != round(exponent)
 
 
 def _clamped(draft: Draft, found: Operation) -> str:
@@ -324,7 +330,7 @@ def _softmax(draft: Draft, found: Operation) -> str | None:
 
 _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "div": _divided,
-    **dict.fromkeys(("log", "log2", "log10", "exp"), _clamped),
+    **dict.fromkeys(("log", "log2", "log10", "exp", "lgamma"), _clamped),
     "log1p": _log_of_more,
     "sqrt": _clamped,
     "rsqrt": _inverse,

@@ -11,6 +11,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from nanstop.rewrite.draft import Draft, NotKnownError
+from nanstop.rewrite.forms.logarithms import (
+    log_cosh,
+    log_erfc,
+    log_expm1,
+    log_i0,
+    log_tail,
+)
 from nanstop.rewrite.operations import CHEAP, Operation, number_of, same
 from nanstop.rewrite.source import expressions_of, is_closed, parsed
 
@@ -19,7 +26,7 @@ _VANISHES = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
 _BASES = {"log2": math.log(2), "log10": math.log(10)}
 _HALVES = "0.693"
 """Where either half of log(1 - exp(-x)) has lost one bit: log(2)."""
-_SELECTS = CHEAP | {"gather", "index_select", "masked_select", "float", "clone"}
+_SELECTS = CHEAP | {"gather", "index_select", "masked_select", "float", "clone", "diag", "diagonal"}
 
 
 def rewrite_in_log_space(draft: Draft) -> bool:
@@ -123,16 +130,6 @@ def _log_exp(draft: Draft, found: Operation) -> str:
     return draft.text(found.operand)
 
 
-def _log_cosh(draft: Draft, found: Operation) -> str:
-    x = draft.again(found.operand, "away")
-    return f"{x} + {draft.functional('softplus')}(-2 * {x}) - {math.log(2)!r}"
-
-
-def _log_expm1(draft: Draft, found: Operation) -> str:
-    x = draft.again(found.operand, "grown")
-    return f"{x} + {draft.torch('log')}(-{draft.torch('expm1')}(-{x}))"
-
-
 def _log_sum(draft: Draft, found: Operation) -> str | None:
     """Log of a sum of exponentials, or of probabilities."""
     inner = log_of(draft, found.operand)
@@ -142,6 +139,13 @@ def _log_sum(draft: Draft, found: Operation) -> str | None:
     if found.argument(1, "dim") is None:
         return f"{draft.torch('logsumexp')}({closed(inner)}.flatten(), 0)"
     return f"{draft.torch('logsumexp')}({', '.join((inner, *rest))})"
+
+
+def _log_running_sum(draft: Draft, found: Operation) -> str | None:
+    inner = log_of(draft, found.operand)
+    if inner is None or set(found.keywords) - {"dim"}:
+        return None
+    return f"{draft.torch('logcumsumexp')}({', '.join((inner, *_rest(draft, found)))})"
 
 
 def _log_product(draft: Draft, found: Operation) -> str | None:
@@ -195,6 +199,8 @@ def _log_added(draft: Draft, found: Operation) -> str | None:
         inner = draft.operation(other)
         if number == 1.0 and inner is not None and inner.name == "exp":
             return f"{draft.functional('softplus')}({draft.text(inner.operand)})"
+        if number == 1.0 and inner is not None and inner.name == "erf":
+            return log_tail(draft, inner)
         if number is not None and 0 <= number <= _VANISHES.get(draft.dtype, 0.0):
             return log_of(draft, other)
     return None
@@ -210,6 +216,8 @@ def _log_taken_away(draft: Draft, found: Operation) -> str | None:
         x = draft.again(root.operand, "squashed")
         softplus = draft.functional("softplus")
         return f"2 * ({math.log(2)!r} - {x} - {softplus}(-2 * {x}))"
+    if inner.name == "erf":
+        return log_tail(draft, inner, "-")
     if inner.name == "sigmoid":
         return f"{draft.functional('logsigmoid')}(-{draft.closed(inner.operand)})"
     return _log_of_rest(draft, inner.operand) if inner.name == "exp" else None
@@ -236,9 +244,12 @@ _LOGS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "softmax": _log_softmax,
     "sigmoid": _log_sigmoid,
     "exp": _log_exp,
-    "cosh": _log_cosh,
-    "expm1": _log_expm1,
+    "cosh": log_cosh,
+    "expm1": log_expm1,
+    "i0": log_i0,
+    "erfc": log_erfc,
     "sum": _log_sum,
+    "cumsum": _log_running_sum,
     "prod": _log_product,
     "mul": _log_of_both("+"),
     "div": _log_of_both("-"),
@@ -289,6 +300,8 @@ def _divided(draft: Draft, found: Operation) -> str | None:
     above, below = (draft.operation(one) for one in found.args)
     if above is not None and above.name == "exp" and below is not None:
         return _of_exponentials(draft, above, below)
+    if above is not None and above.name == "mul" and below is not None:
+        return _weighted(draft, above, below)
     if number_of(found.operand) == 1.0 and below is not None:
         power = _one_plus_exp(draft, below)
         under = draft.operation(power) if power is not None else None
@@ -296,6 +309,16 @@ def _divided(draft: Draft, found: Operation) -> str | None:
             return f"{draft.torch('sigmoid')}({draft.text(under.operand)})"
         if power is not None:
             return f"{draft.torch('sigmoid')}(-{draft.closed(power)})"
+    return None
+
+
+def _weighted(draft: Draft, above: Operation, below: Operation) -> str | None:
+    """Quotient of what is multiplied with an exponential."""
+    for factor, other in (above.args, above.args[::-1]):
+        inner = draft.operation(other)
+        share = _of_exponentials(draft, inner, below) if inner and inner.name == "exp" else None
+        if share is not None:
+            return f"{draft.closed(factor)} * {share}"
     return None
 
 

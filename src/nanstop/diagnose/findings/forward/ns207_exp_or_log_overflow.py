@@ -1,8 +1,9 @@
 """exp or log leaves the range although a stable form exists.
 
 ## What happened
-An exponential exceeded the range of float32, or what was multiplied with one that had nearly done
-so did; or a logarithm met an exact 0 that is a rounded probability.
+An exponential, or what grows as one does (`i0`), exceeded the range of float32, or what was
+multiplied with one that had nearly done so did; or a logarithm met an exact 0 that is a rounded
+probability.
 
 ## Why it happens
 float32 ends at 3.4e38 = exp(88.72): exp(89) is Inf. A log-ratio summed over 200 tokens of 0.5 each
@@ -24,7 +25,10 @@ torch.autograd.grad(y, logp)        # (tensor(-1.0000e+09),)
 ## Fix
 1. Use the stable form: `F.log_softmax`, `F.logsigmoid`, `torch.logsumexp`, `torch.expm1`, or
    log(-expm1(x)) in place of log1p(-exp(x)) where x is above -0.69; below, log1p(-exp(x)) is the
-   exact one, and at -20 the other is 0, without a gradient. Cost: one line.
+   exact one, and at -20 the other is 0, without a gradient. Of a running sum it is
+   `torch.logcumsumexp`, of a normal's tail `torch.special.log_ndtr`, of `i0(x).log()`
+   `i0e(x).log() + x`; a softmax by `index_add` takes away the largest of each group first.
+   Cost: one line.
 2. Clamp the *argument* of exp where the objective allows it (a ratio clipped at 10 anyway).
    Cost: no gradient there.
 3. Drop the sample or micro-batch that reaches it. Cost: that data.
@@ -59,15 +63,19 @@ BOUND = (
     "a log-variance, a log-scale or a log-rate is usually bounded before: `.clamp(max=20)`, or "
     "whichever bound the model allows"
 )
+_FAR = 1e5
+"""Of no larger number a power that is usual leaves float32: what does grows as an exponential."""
 _FOLLOWED = frozenset({"sum", "mean", "div", "reciprocal", "log", "log1p", "cumsum", "logsumexp"})
 LOGARITHMS = ("log", "log1p", "log2", "log10", "xlogy")
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if an exp or log gave Inf first, in a format that is not narrow."""
-    event, output = first_bad(evidence, WRITTEN)
+    event, output = first_bad(evidence, (*WRITTEN, "backward"))
     if event is None or output is None or output.nan:
         return None
+    if event.phase == "backward" and event.name not in EXPONENTIALS:
+        return None  # what is exponentiated there is a derivative that somebody wrote
     if output.dtype in NARROW and event.wider != "nonfinite":
         return None
     found = evidence.localization
@@ -112,11 +120,11 @@ def _multiplied(
 
 def confirm(evidence: Evidence) -> Change | None:
     """Return the argument within range that the op must be finite with."""
-    event, _ = first_bad(evidence, WRITTEN)
+    event, _ = first_bad(evidence, (*WRITTEN, "backward"))
     found = evidence.localization
     if event is None or not event.inputs or (found is not None and found.exploded is not None):
         return None
-    if event.name in EXPONENTIALS:
+    if event.name in EXPONENTIALS or event.name not in LOGARITHMS:
         return Change(kind="bound", operand=0, value=MODEST_EXPONENT)
     if event.name == "log1p":
         return Change(kind="bound", operand=0, value=0.5)
@@ -137,7 +145,7 @@ def _cause(event: OpEvent, output: TensorStats, rounded: OpEvent | None) -> str 
     read = operand(event, _place(event))
     if read is None:
         return None
-    if event.name in EXPONENTIALS:
+    if event.name in EXPONENTIALS or _grows(event, output, read.stats):
         return f"{_argument(event, read.stats)}; {output.dtype} ends at {limit(output.dtype)}"
     if event.name not in LOGARITHMS:
         return None
@@ -149,6 +157,16 @@ def _cause(event: OpEvent, output: TensorStats, rounded: OpEvent | None) -> str 
     if rounded is not None:
         return f"the logarithm of a {what} that was rounded to exactly 0"
     return "the logarithm of an exact 0" if what == "number" else f"the logarithm of a {what} of 0"
+
+
+def _grows(event: OpEvent, output: TensorStats, read: TensorStats) -> bool:
+    """Return whether a function of one number may grow as an exponential does, beyond its format.
+    One that has no value there has none for a smaller number either: an experiment tells.
+    """
+    is_alone = len(event.inputs) == 1 and not event.scalars and event.op.endswith(".default")
+    is_alone = is_alone and read.shape == output.shape
+    is_far = read.finite and MODEST_EXPONENT < read.absmax < _FAR
+    return event.name not in LOGARITHMS and is_alone and is_far
 
 
 def _argument(event: OpEvent, read: TensorStats) -> str:
@@ -169,7 +187,8 @@ def _beyond(evidence: Evidence, event: OpEvent, output: TensorStats) -> tuple[st
         return ("no wider format has a value for these numbers either",)
     if event.wider == "nonfinite":
         return in_float64(evidence)
-    if event.wider == "finite" and output.dtype == "float32":
+    is_exponential = event.name in EXPONENTIALS
+    if is_exponential and event.wider == "finite" and output.dtype == "float32":
         return ("finite in float64, whose exponential ends at an argument of 709",)
     return ()
 

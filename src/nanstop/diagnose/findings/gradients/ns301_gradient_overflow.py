@@ -146,6 +146,6 @@ RULE = Rule(
     "gradient exceeds its format",
     check,
     ("incident",),
-    yields_to=("NS105", "NS112", "NS404", "NS602"),
+    yields_to=("NS105", "NS112", "NS207", "NS404", "NS602"),
     beside=("NS101", "NS102", "NS103", "NS108", "NS404", "NS504"),
 )

@@ -1101,6 +1101,15 @@ def test_no_id_is_blamed_for_what_a_division_made():
     assert check("NS502", evidence(localization(foreign), facts, batch=batch)) is not None
 
 
+@pytest.mark.parametrize("origin", ["from_batch", "from_buffer", "from_param"])
+def test_no_id_is_blamed_for_what_was_bad_before_the_step(origin):
+    """Targets of -1 that the model's own loss leaves out, beside advantages of 0 / 0."""
+    batch = [batch_fact("targets", minimum=-1.0), batch_fact("loss2", dtype="float32", num_bad=4)]
+    weighed = event(op="aten.mul.Tensor", dtype="float32", bad={"nan": 1}, phase="loss")
+    assert check("NS502", evidence(localization(weighed, origin), batch=batch)) is None
+    assert check("NS502", evidence(localization(None, "unknown"), batch=batch)) is not None
+
+
 def test_an_infinite_rate_makes_no_other_one_next_to_nothing():
     given = setup(
         optimizer=moving(math.inf, 0.02),

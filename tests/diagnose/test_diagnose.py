@@ -121,6 +121,7 @@ def test_certain_before_likely():
     given = evidence(
         localization(event(), "from_batch", culprit="batch[x]"),
         batch=[batch_fact(minimum=-1.0)],
+        signals=(Signal(source="exception", message="index out of range in self"),),
     )
     assert codes(given) == ["NS501", "NS502"]
 

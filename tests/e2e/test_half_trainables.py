@@ -91,6 +91,39 @@ def test_a_loop_in_float16_trains_as_in_float32(tmp_path, kernel, in_float32):
         assert (mine - true).detach().abs().max() < 10 * LR
 
 
+class Attends(nn.Module):
+    """Attention whose keys have a bias, as BERT's: no softmax depends on it, so that its gradient
+    is rounding alone."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.query = nn.Embedding(256, 32), nn.Linear(32, 32)
+        self.key, self.value, self.head = (nn.Linear(32, n) for n in (32, 32, 256))
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, batch):
+        x = self.table(batch)
+        weights = (self.query(x) @ self.key(x).mT).softmax(-1)
+        return nn.functional.cross_entropy(
+            self.head(weights @ self.value(x)).flatten(0, 1).float(), batch.flatten()
+        )
+
+
+def test_a_gradient_of_rounding_alone_keeps_no_cure_from_being_proven(tmp_path):
+    model = Attends().half()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
+    with nanstop.watch(model, optimizer, out=tmp_path / "ns") as watch:
+        for batch in batches():
+            watch.step(model, batch)
+            watch.update(clip=1.0)
+    (report,) = watch.incidents
+    assert report.diagnoses[0].code == "NS110"
+    assert report.proof.verdict == "proven"
+    assert [entry.action.kind for entry in report.audit] == ["rollback"]
+
+
 def test_the_same_loop_unwatched_is_ruined(in_float32):
     model, _ = plain_loop(torch.float16, fused=True)
     pairs = zip(model.parameters(), in_float32[0].parameters(), strict=True)

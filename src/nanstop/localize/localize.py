@@ -31,7 +31,13 @@ from nanstop.records.values import origin_of
 from nanstop.replay.step import Step
 from nanstop.tracing.op_details import MOST_ON_DEVICE, Observer, OpDetails, storage_names
 from nanstop.tracing.op_patches import Look, Patch, Spot
-from nanstop.tracing.record_step import Recording, known_tensors, look_again, record
+from nanstop.tracing.record_step import (
+    Recording,
+    given_in_objects,
+    known_tensors,
+    look_again,
+    record,
+)
 from nanstop.tracing.recorder import Op, Trace, Value
 
 _MAX_DETAILS = 24
@@ -273,6 +279,8 @@ def _is_mask(tensor: Tensor) -> bool:
 
 
 def _rows(scene: _Scene) -> int | None:
+    if given_in_objects(scene.step, scene.micro):  # a graph has a row for each of its nodes
+        return None
     entries = scene.step.batches[scene.micro].values()
     first = next((v for v in entries if isinstance(v, Tensor) and v.dim()), None)
     return int(first.shape[0]) if first is not None else None

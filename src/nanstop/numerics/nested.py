@@ -6,9 +6,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
+from torch import nn
+
 T = TypeVar("T")
+
+_MOST_OBJECTS = 64
+"""Objects that are looked into: one may lead to a whole data set."""
+_HOLD_OTHERS = (nn.Module, type, FunctionType, MethodType, ModuleType)
 
 
 def leaves(*nested: Any, kind: type[T]) -> Iterator[T]:
@@ -46,6 +53,35 @@ def named_inputs(
         else:
             numbered = enumerate(leaves(value, kind=kind))
             yield from ((f"{name}.{place}", leaf) for place, leaf in numbered)
+
+
+def named_in_objects(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], kind: type[T]
+) -> Iterator[tuple[str, T]]:
+    """Yield the values of a kind that objects of other classes hold among a model's inputs (a batch
+    of graphs), with what the script would write for them: attributes of their own are left out.
+    """
+    entries = zip(_parameter_names(function, len(args)), args, strict=True)
+    for name, value in (*entries, *kwargs.items()):
+        if not isinstance(value, (kind, tuple, list, dict)):
+            yield from held_by(name, value, kind)
+
+
+def held_by(name: str, value: Any, kind: type[T]) -> Iterator[tuple[str, T]]:
+    """Yield the values of a kind that an object holds, see ``named_in_objects``."""
+    pending, seen = [(name, value)], set[int]()
+    while pending and len(seen) < _MOST_OBJECTS:
+        name, value = pending.pop()
+        if isinstance(value, kind):
+            yield name, value
+            continue
+        if id(value) in seen or isinstance(value, _HOLD_OTHERS):
+            continue
+        seen.add(id(value))
+        held = value if type(value) is dict else getattr(value, "__dict__", None)
+        for key, one in reversed(held.items()) if type(held) is dict else ():
+            is_own = not isinstance(key, str) or key.startswith("_")
+            pending.append((name if is_own else f"{name}.{key}", one))
 
 
 def _parameter_names(function: Any, count: int) -> list[str]:

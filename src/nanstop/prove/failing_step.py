@@ -17,7 +17,7 @@ from nanstop.errors import NanstopError, ShortOfMemoryError
 from nanstop.numerics.host_memory import lacks_memory
 from nanstop.numerics.room import let_go, require
 from nanstop.numerics.tensors import HALF, format_name, nonfinite
-from nanstop.numerics.update_length import TOO_LONG
+from nanstop.numerics.update_length import TOO_LONG, held_against
 from nanstop.records import Phase, Signal, StepId
 from nanstop.remedies.precision import reference
 from nanstop.replay.conditions import Under
@@ -110,11 +110,11 @@ class FailingStep:
 
     ``pending``: that update has not been applied yet. What it does is tried from the snapshot on,
     for a state that was rounded away in the updates before is in none of its own numbers.
-    ``in_float32``: how far float32 moves each half-precision parameter in it. ``broken``: what it
-    does to those that it ruins. ``rewritten``: the script itself writes to the gradients that a
-    backward leaves, so that no update made of these alone is one of its own. ``way_back``: to
-    before the updates whose weights it failed on, each of them finite. ``put_right``: weights that
-    are given ordinary numbers for a run, see there.
+    ``in_float32``: the length that each half-precision parameter's is held against, see
+    ``held_against``. ``broken``: what it does to those that it ruins. ``rewritten``: the script
+    itself writes to the gradients that a backward leaves, so that no update made of these alone is
+    one of its own. ``way_back``: to before the updates whose weights it failed on, each of them
+    finite. ``put_right``: weights that are given ordinary numbers for a run, see there.
     """
 
     step: Step
@@ -370,23 +370,25 @@ def pending_update(step: Step, rewind: WayBack | None) -> FailingStep | None:
     failing = FailingStep(
         step, 0, micros, phase="optimizer", update=True, rewind=rewind, before=before, pending=True
     )
-    named = step.view.root.named_parameters()
-    half = {name: math.inf for name, p in named if p.requires_grad and p.dtype in HALF}
+    named = dict(step.view.root.named_parameters())
+    half = {name: math.inf for name, p in named.items() if p.requires_grad and p.dtype in HALF}
     true = replace(failing, in_float32=half).attempt(under=partial(reference, step.view))
     if true.error is not None:
         raise NanstopError(f"it does not run in float32: {true.error}")
     lengths = {name: true.lengths.get(name, math.nan) for name in half}
-    plain = attempt(step, 0, update=True, in_float32=lengths)
+    groups = step.view.optimizer.param_groups if step.view.optimizer is not None else ()
+    beside = held_against(lengths, named, groups)
+    plain = attempt(step, 0, update=True, in_float32=beside)
     names = [one.removeprefix("param:") for one in plain.bad if one.startswith("param:")]
     broken = tuple(
         Signal(
             source="param",
             name=name,
             value=plain.lengths.get(name),
-            threshold=TOO_LONG * lengths[name] if name in lengths else None,
+            threshold=TOO_LONG * beside[name] if name in lengths else None,
             message=f"float32 moves it by {lengths[name]:.3g}" if name in lengths else "",
             at=step.id,
         )
         for name in names
     )
-    return replace(failing, in_float32=lengths, broken=broken) if broken else None
+    return replace(failing, in_float32=beside, broken=broken) if broken else None

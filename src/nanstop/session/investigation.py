@@ -62,6 +62,7 @@ from nanstop.session.machine import command, environment
 from nanstop.session.run_state import RunState
 from nanstop.session.shown_text import text_around
 from nanstop.session.telling.live import Live, Search
+from nanstop.tracing.record_step import given_in_objects
 
 T = TypeVar("T")
 
@@ -371,7 +372,9 @@ def _facts_around(failing: FailingStep) -> tuple[BatchFact, ...]:
     """
     batches = failing.step.batches
     nearest = sorted(range(len(batches)), key=lambda micro: abs(micro - failing.micro))
-    return tuple(fact for m in nearest[:_MAX_FACTS] for fact in batch_facts(batches[m], m))
+    near = nearest[:_MAX_FACTS]
+    whole = {m: {**batches[m], **given_in_objects(failing.step, m)} for m in near}
+    return tuple(fact for m, batch in whole.items() for fact in batch_facts(batch, m))
 
 
 def _large_weights(failing: FailingStep) -> tuple[TensorStats, ...]:

@@ -63,8 +63,17 @@ def known_tensors(step: Step, micro: int) -> dict[str, Tensor]:
     root = step.view.root
     named: dict[str, Tensor] = dict(root.named_parameters())
     named |= {f"buffer {name}": buffer for name, buffer in root.named_buffers()}
-    named |= dict(_batch_tensors(step.batches[micro]))
+    named |= dict(_batch_tensors({**step.batches[micro], **given_in_objects(step, micro)}))
     return named | dict(_optimizer_state(step))
+
+
+def given_in_objects(step: Step, micro: int) -> dict[str, Tensor]:
+    """Return what a model is given of a micro-batch in objects of other classes, by names of its
+    own: no run has others in their place.
+    """
+    batch, given = step.batches[micro], getattr(step, "given_in_objects", lambda _: {})(micro)
+    known = {id(value) for value in batch.values()}
+    return {name: one for name, one in given.items() if name not in batch and id(one) not in known}
 
 
 def _batch_tensors(batch: Batch) -> Iterator[tuple[str, Tensor]]:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from nanstop.decide.agreement import on_every_rank
 from nanstop.errors import NanstopError
+from nanstop.hosts.loop.given_objects import given_in_objects
 from nanstop.hosts.replicas import ONE_COPY, Replicas, is_here
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.sharded.redirected import redirected
@@ -171,9 +172,8 @@ class LoopStep:
         """Under what of the script's own alone the window fails when it is run again, or ""."""
         hooked = [pair for m in self.micros for pair in getattr(_called_beside(m), "hooks", ())]
         lines = [line for pair in hooked for hook in pair for line in hook_lines(hook, -1)]
-        if not lines:
-            return ""
-        return f"only under the script's own hooks on what autograd saves ({lines[0].short})"
+        said = "only under the script's own hooks on what autograd saves"
+        return f"{said} ({lines[0].short})" if lines else ""
 
     @contextmanager
     def made_anew(self) -> Iterator[None]:
@@ -205,13 +205,15 @@ class LoopStep:
         compiled = self.facts.compiled
         with self.isolated(), run_again(self.view.root, self._leaves(), compiled=compiled):
             restore_rng(self.micros[micro].rng)
-            own: Any = self.micros[micro]
-            return own.makers(measure) if hasattr(own, "makers") else []
+            return getattr(self.micros[micro], "makers", lambda _: [])(measure)
 
     def made_before(self, micro: int) -> list[Tensor]:
         """Return what a micro-batch reads that the script had made before it called a model."""
-        own: Any = self.micros[micro]
-        return own.made_before() if hasattr(own, "made_before") else []
+        return getattr(self.micros[micro], "made_before", list)()
+
+    def given_in_objects(self, micro: int) -> dict[str, Tensor]:
+        """Return what objects of other classes hold that models are given (a batch of graphs)."""
+        return given_in_objects(self.micros[micro])
 
     def for_looks(self) -> LoopStep:
         """Return the step as looks run it: as it is."""

@@ -94,6 +94,8 @@ _OF_NEGATIVES = (
     "A number below 0 marks what has no place there (padding, as `mask.cumsum(-1) - 1` counts it): "
     "look up `clamp(min=0)`, and leave those places out by the mask."
 )
+_BEFORE = ("from_batch", "from_buffer", "from_constant", "from_param", "from_state", "carried_over")
+"""Origins of values that were not finite when the step began."""
 _NOT_IDS = ("position", "type", "mask", "length", "cu_seqlens")
 
 
@@ -180,11 +182,16 @@ def _raised_elsewhere(evidence: Evidence) -> bool:
 
 
 def _born_elsewhere(evidence: Evidence) -> bool:
-    """Return whether nothing raised, and an operation of torch that looks nothing up made the bad
-    value itself. What another library's kernel reads beyond its table is not known.
+    """Return whether nothing raised, and the bad value was one before the step, or an operation of
+    torch that looks nothing up made it. What another library's kernel reads beyond its table is not
+    known.
     """
+    if raised_message(evidence):
+        return False
+    if evidence.localization is not None and evidence.localization.origin in _BEFORE:
+        return True
     event = born(evidence, WRITTEN)
-    if event is None or raised_message(evidence) or foreign_kernel(event):
+    if event is None or foreign_kernel(event):
         return False
     return op_name(event.op) not in (*ROWS_AT, *ALONG, *UNCHECKED)
 

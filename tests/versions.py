@@ -4,10 +4,15 @@ a test that needs a newer one is skipped, with its reason.
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import version
 
 import pytest
 from packaging.version import Version
+
+needs_columns = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="Python 3.11: where in its line an instruction stands"
+)
 
 
 def older_than(package: str, wanted: str) -> bool:

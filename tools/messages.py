@@ -16,10 +16,13 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import tomllib
-
 from nanstop.language.catalog import core
 from nanstop.report.html.labels import CHINESE
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 SRC = Path(__file__).parent.parent / "src" / "nanstop"
 CATALOG = SRC / "language" / "zh"

@@ -5,6 +5,7 @@ whatever the data set and the loop do with them; what the data set itself comput
 import pytest
 
 from e2e.test_blind_spots import HEAD, line_of, told
+from versions import needs_columns
 
 LOADED = """
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -74,6 +75,7 @@ OTHERS = {
 }
 
 
+@needs_columns
 @pytest.mark.parametrize("name", DATA)
 def test_bad_rows_are_those_of_the_batch(tmp_path, name):
     report = told(tmp_path, HEAD + LOADED.format(**USUAL | DATA[name]))

@@ -13,6 +13,7 @@ from nanstop.hosts.tape.left_behind import LeftBehind
 from nanstop.hosts.tape.tape import MAX_CALLS, Tape
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.replay.rng import note_rng, restore_rng
+from versions import needs_columns
 
 
 @pytest.fixture
@@ -371,6 +372,7 @@ def test_what_was_made_before_the_model_call_is_taken_as_it_is(net):
     assert torch.equal(replayed(net, micro)[0], micro.loss)
 
 
+@needs_columns
 def test_what_was_made_before_the_model_call_and_is_not_finite_is_made_again(net):
     rewards, inputs = torch.tensor([[2.0], [3.0], [4.0]]), torch.randn(3, 4)
 

@@ -11,6 +11,7 @@ from nanstop.remedies.forms.typed import typed
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.forms.form_code import form_edits
 from nanstop.rewrite.source import Source, edited
+from versions import needs_columns
 
 HEAD = """\
 import torch
@@ -140,6 +141,7 @@ def outcome(compute):
     return result.detach(), x.grad
 
 
+@needs_columns
 @pytest.mark.parametrize("name", CASES)
 def test_the_line_computes_what_the_changed_file_does(tmp_path, name):
     made = change(tmp_path, *CASES[name])

@@ -25,7 +25,8 @@ from nanstop.hosts.data_rows import DataRows
 from nanstop.hosts.loop.bare_weights import with_bad_bare
 from nanstop.hosts.loop.facts import facts_of_loop, present_rank
 from nanstop.hosts.loop.gated_update import GatedUpdate, can_be_gated
-from nanstop.hosts.loop.step import LoopStep, learning_rates
+from nanstop.hosts.loop.rates import learning_rates
+from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.model.hook_writes import HookWrites
 from nanstop.hosts.model.left_weights import LEFT
 from nanstop.hosts.model.view import PlainView

@@ -5,12 +5,11 @@ The ``Step`` of loops without a trainer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,8 @@ from torch.optim import Optimizer
 from nanstop.decide.agreement import on_every_rank
 from nanstop.errors import NanstopError
 from nanstop.hosts.loop.given_objects import given_in_objects
+from nanstop.hosts.loop.micro import Micro, called_beside
+from nanstop.hosts.loop.rates import at_rates, learning_rates, set_learning_rates
 from nanstop.hosts.replicas import ONE_COPY, Replicas, is_here
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.sharded.redirected import redirected
@@ -30,87 +31,10 @@ from nanstop.records import Atom, RunFacts, SourceLine, StepId
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.copies.buffers import Buffers
 from nanstop.replay.copies.snapshot import Trainable, ready_scaler
-from nanstop.replay.rng import RngState, note_rng, restore_rng
+from nanstop.replay.rng import note_rng, restore_rng
 from nanstop.replay.step import Batch, Measure, ModelView, parameters_of, trainable_of, undone
 from nanstop.replay.untouched import versions_kept
 from nanstop.tracing.hook_lines import hook_lines
-
-
-class Micro(Protocol):
-    """A micro-batch.
-
-    What it was given, the raw loss it gave (None where it raised), and how to run it again.
-    """
-
-    loss: Tensor | None
-    reduced: bool
-    """Whether its backward ended with every rank's gradients."""
-
-    @property
-    def batch(self) -> Batch: ...
-
-    @property
-    def rng(self) -> RngState: ...
-
-    @property
-    def calls_script(self) -> bool:
-        """See ``replay.step.Step``."""
-        ...
-
-    def obstacle(self) -> str:
-        """Return why it cannot be run again exactly, or ""."""
-        ...
-
-    def rerun(self, batch: Batch | None) -> Tensor:
-        """Run forward and backward again from the present random state; gradients are added."""
-        ...
-
-    def leaves(self) -> Iterable[Tensor]:
-        """Return tensors of the script, parameters or not, that its backward may give a
-        gradient.
-        """
-        ...
-
-    def cuts(self) -> list[Line]:
-        """Return the lines at which the loss leaves its graph, as far as its calls were
-        recorded.
-        """
-        ...
-
-
-class UnseenMicro:
-    """Stands for gradients whose making was not seen, or cannot be repeated.
-
-    ``autograd.grad``, a loss without a model call. ``seen``: what was seen of it.
-    """
-
-    calls_script = False
-    reduced = False
-
-    def __init__(
-        self, reason: str, loss: Tensor | None = None, *, seen: Micro | None = None
-    ) -> None:
-        self._seen = seen
-        self.loss = loss
-        self.rng = note_rng()
-        self._reason = reason
-
-    @property
-    def batch(self) -> Batch:
-        return {} if self._seen is None else self._seen.batch
-
-    def obstacle(self) -> str:
-        return self._reason
-
-    def rerun(self, batch: Batch | None) -> Tensor:
-        del batch  # never reached: there is an obstacle
-        raise NanstopError(self._reason, code="NS000")
-
-    def leaves(self) -> Iterable[Tensor]:
-        return ()
-
-    def cuts(self) -> list[Line]:
-        return []
 
 
 @dataclass(slots=True)
@@ -170,10 +94,11 @@ class LoopStep:
     @property
     def condition(self) -> str:
         """Under what of the script's own alone the window fails when it is run again, or ""."""
-        hooked = [pair for m in self.micros for pair in getattr(_called_beside(m), "hooks", ())]
+        hooked = [pair for m in self.micros for pair in getattr(called_beside(m), "hooks", ())]
         lines = [line for pair in hooked for hook in pair for line in hook_lines(hook, -1)]
-        said = "only under the script's own hooks on what autograd saves"
-        return f"{said} ({lines[0].short})" if lines else ""
+        if not lines:
+            return ""
+        return f"only under the script's own hooks on what autograd saves ({lines[0].short})"
 
     @contextmanager
     def made_anew(self) -> Iterator[None]:
@@ -205,11 +130,13 @@ class LoopStep:
         compiled = self.facts.compiled
         with self.isolated(), run_again(self.view.root, self._leaves(), compiled=compiled):
             restore_rng(self.micros[micro].rng)
-            return getattr(self.micros[micro], "makers", lambda _: [])(measure)
+            own: Any = self.micros[micro]
+            return own.makers(measure) if hasattr(own, "makers") else []
 
     def made_before(self, micro: int) -> list[Tensor]:
         """Return what a micro-batch reads that the script had made before it called a model."""
-        return getattr(self.micros[micro], "made_before", list)()
+        own: Any = self.micros[micro]
+        return own.made_before() if hasattr(own, "made_before") else []
 
     def given_in_objects(self, micro: int) -> dict[str, Tensor]:
         """Return what objects of other classes hold that models are given (a batch of graphs)."""
@@ -237,7 +164,7 @@ class LoopStep:
         with (
             self.remedies.under(self.view, micro),
             torch.enable_grad(),  # sinks such as clip_grad_norm_ run without
-            run_again(root, self._leaves(), compiled=compiled, host=_called_beside(noted)),
+            run_again(root, self._leaves(), compiled=compiled, host=called_beside(noted)),
             self.replicas.alone(),
             redirected(root),
         ):
@@ -249,7 +176,7 @@ class LoopStep:
         others = [(one, self.rates_of.get(one, ())) for one in self.view.others]
         with ExitStack() as undo:
             for optimizer, rates in mine + others:
-                undo.enter_context(_at_rates(optimizer, rates, self.usual))
+                undo.enter_context(at_rates(optimizer, rates, self.usual))
             self.apply(self.view)
 
     def update_of(self, names: Collection[str]) -> LoopStep:
@@ -328,44 +255,6 @@ class LoopStep:
             for leaf, old in before:
                 _keep_storage(leaf, old, away)
             away.fetch()
-
-
-def _called_beside(micro: Micro) -> SimpleNamespace:
-    """Return what holds the script's functions that a run calls beside its models."""
-    hooks: Any = getattr(micro, "hooks", ()) if getattr(micro, "is_hooked", False) else ()
-    return SimpleNamespace(hooks=hooks, functions=getattr(micro, "functions", ()))
-
-
-def learning_rates(optimizer: Optimizer | None) -> tuple[Any, ...]:
-    """Return the learning rate of each group."""
-    groups = optimizer.param_groups if optimizer is not None else ()
-    return tuple([group.get("lr") for group in groups])
-
-
-@contextmanager
-def _at_rates(
-    optimizer: Optimizer | None, rates: Sequence[Any], usual: Collection[tuple[Any, ...]]
-) -> Iterator[None]:
-    """Have an optimizer at its rates of a window. A rate that no window of this run had (``usual``)
-    is a remedy's; it stays.
-    """
-    present = learning_rates(optimizer)
-    if present in usual:
-        set_learning_rates(optimizer, rates)
-    try:
-        yield
-    finally:
-        set_learning_rates(optimizer, present)
-
-
-def set_learning_rates(optimizer: Optimizer | None, rates: Sequence[Any]) -> None:
-    """Give each group its learning rate.
-
-    Those that were added after the rates were noted keep theirs.
-    """
-    if optimizer is not None:
-        for group, rate in zip(optimizer.param_groups, rates, strict=False):
-            group["lr"] = rate
 
 
 def _sent_away(gradients: Sequence[tuple[Tensor, Tensor | None]]) -> Away:

@@ -12,7 +12,7 @@ from nanstop.detect.sentinel import norm_here
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.loop.asked_gradients import Asked, Given, KeptAsks, lent
 from nanstop.hosts.loop.functional import Functional
-from nanstop.hosts.loop.step import UnseenMicro
+from nanstop.hosts.loop.micro import UnseenMicro
 from nanstop.hosts.script.judge import Judge
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import NO_MODEL

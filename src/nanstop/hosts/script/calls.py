@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.errors import TrainingStopped
-from nanstop.hosts.loop.step import UnseenMicro
+from nanstop.hosts.loop.micro import UnseenMicro
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.asks import Asks
 from nanstop.hosts.script.judge import Judge

@@ -19,8 +19,8 @@ from nanstop.detect.sentinel import norm_here
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.loop.controller import LoopController
 from nanstop.hosts.loop.gated_update import GatedUpdate
+from nanstop.hosts.loop.micro import UnseenMicro
 from nanstop.hosts.loop.moved_weights import has_moved
-from nanstop.hosts.loop.step import UnseenMicro
 from nanstop.hosts.script.refusals import LeftOut, Refusals
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import Steps, is_of_weights

@@ -16,7 +16,8 @@ from nanstop.detect.numeric_errors import is_numeric, phase_of
 from nanstop.errors import TrainingStopped
 from nanstop.frozen import frozen
 from nanstop.hosts.loop.controller import LoopController
-from nanstop.hosts.loop.step import LoopStep, Micro
+from nanstop.hosts.loop.micro import Micro
+from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import Steps
 from nanstop.hosts.script.window import ScriptWindow, models_in, window_of

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.data import get_worker_info
 
 from nanstop.hosts.gradient_writes import GradientWrites
-from nanstop.hosts.loop.step import Micro, UnseenMicro
+from nanstop.hosts.loop.micro import Micro, UnseenMicro
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.evaluations import Evaluations
 from nanstop.hosts.script.window import (

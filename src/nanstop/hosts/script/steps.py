@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 
 from nanstop.hosts.loop.bare_weights import one_root
 from nanstop.hosts.loop.controller import LoopController
-from nanstop.hosts.loop.step import LoopStep, Micro, UnseenMicro
+from nanstop.hosts.loop.micro import Micro, UnseenMicro
+from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.model.loaded_weights import LOADED, copied_by_hand
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.replicas import OneCopy, Replicas

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from nanstop.detect.sentinel import norm_of_gradients
 from nanstop.hosts.fabric import inside_fabric
-from nanstop.hosts.loop.step import Micro
+from nanstop.hosts.loop.micro import Micro
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.sharded.engine import inside_engine
 from nanstop.hosts.tape.tape_calls import Constant

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "a525c27b7c51d4b6")
+REPORT_FORM = (1, "c798daf5c9a2534d")
 
 
 def test_names():

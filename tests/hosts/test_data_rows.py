@@ -3,6 +3,7 @@
 The random streams are as without it.
 """
 
+import gc
 import random
 
 import numpy as np
@@ -15,6 +16,8 @@ import nanstop
 from loop_scripts import investigated
 from nanstop.hosts.data_rows import DataRows
 from nanstop.report.text.terminal import render
+from nanstop.rewrite.change import change_for
+from nanstop.rewrite.files import read
 
 NUM_ROWS = 40
 
@@ -269,6 +272,30 @@ def test_a_scripts_report_names_the_row(tmp_path):
     assert " of the data set" in render(report)
 
 
+NORMALISED = SCRIPT.replace(
+    "return noise / (row != 37), noise[:1]",
+    "noise = (noise * (row != 37)).numpy()\n"
+    "        return torch.from_numpy((noise - noise.mean()) / noise.std()), noise[:1]",
+)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_the_line_that_prepares_a_row_is_mended_in_code(tmp_path):
+    script = tmp_path / "script.py"
+    _, news = investigated(script, NORMALISED)
+    report = next(one for one in news if isinstance(one, nanstop.Report))
+    shown = render(report)
+    assert "give `script.py:12` a value where it has none" in shown
+    assert "tried on the rows of this micro-batch" in shown
+    change = change_for(report, read)
+    (file,) = change.files
+    assert "/ (noise.std() or 1)" in file.after
+    _, news = investigated(tmp_path / "mended.py", file.after)
+    assert not any(isinstance(one, nanstop.Report) for one in news)
+    script.write_text(NORMALISED.replace("noise.mean()", "noise.amax()"))
+    assert change_for(report, read).stale
+
+
 class Standardised(Dataset):
     """Row 5 is of one number throughout."""
 
@@ -310,21 +337,45 @@ def by_chance(values):
     return values * (np.float32("nan") if random.random() < 0.5 else np.float32(1.0))
 
 
+@pytest.fixture
+def thawed():
+    """The collector knows every function, those of a test's module as well."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+def along_an_axis(values):
+    table = values.reshape(2, 3)
+    return (table - table.mean(axis=1, keepdims=True)) / table.std(axis=1, keepdims=True)
+
+
+def inverse(values):
+    return 1.0 / torch.from_numpy(values).sub(3.0).abs().amax(0, keepdim=True).numpy()
+
+
 @pytest.mark.parametrize(
-    ("prepare", "line"),
+    ("prepare", "line", "mended"),
     [
-        (by_deviation, "return (values - values.mean()) / values.std()"),
-        (by_torch, "return ((values - values.mean()) / values.std()).numpy()"),
-        (with_an_innocent_zero, "return (values - values.mean()) / values.std() + 0.0"),
-        (at_two_lines, ""),
-        (by_chance, ""),
+        (by_deviation, "return (values - values.mean()) / values.std()", "by_number:div"),
+        (by_torch, "return ((values - values.mean()) / values.std()).numpy()", "guarded:div"),
+        (
+            with_an_innocent_zero,
+            "return (values - values.mean()) / values.std() + 0.0",
+            "by_number:div",
+        ),
+        (along_an_axis, "return (table - table.mean(axis=1, keepdims=True))", "by_array:div"),
+        (inverse, "return 1.0 / torch", ""),
+        (at_two_lines, "", ""),
+        (by_chance, "", ""),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*encountered in")
-def test_the_line_that_made_a_row_bad(prepare, line):
+@pytest.mark.usefixtures("thawed")
+def test_the_line_that_made_a_row_bad(prepare, line, mended):
     random.seed(2)
     rows = DataRows("the data set")
-    data = Standardised(prepare)
+    data, code = Standardised(prepare), prepare.__code__
     loader = DataLoader(data, batch_size=4)
     rows.follow(loader)
     for batch in loader:
@@ -334,7 +385,9 @@ def test_the_line_that_made_a_row_bad(prepare, line):
         bad = not bool(batch["x"].isfinite().all())
         told = found.unmade_at.text if found.unmade_at is not None else ""
         assert (line in told and bool(told)) if bad and line else not told
+        assert found.mended_as == (mended if bad else "")
     assert data.num == 8
+    assert prepare.__code__ is code
     rows.end()
 
 

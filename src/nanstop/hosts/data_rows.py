@@ -10,8 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from copy import deepcopy
+from contextlib import nullcontext
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any
@@ -45,7 +44,7 @@ class Delivery:
 
     rows: tuple[int, ...]
     dataset: Callable[[], Any]
-    loader: Callable[[], Any]
+    makers: Callable[[], tuple[Any, Callable[[Any], Any]] | None]
     tensors: tuple[Tensor, ...]
     in_order: bool
     streamed: bool
@@ -92,7 +91,7 @@ class DataRows:
         reads, itself = type(iterator)._next_data, weakref.ref(iterator)
         in_order = _keeps_order(loader.collate_fn)
         streamed = isinstance(loader.dataset, IterableDataset)
-        dataset, origin = _reference(loader.dataset), weakref.ref(loader)
+        dataset, makers = _reference(loader.dataset), _makers(weakref.ref(loader), itself)
         is_first = [True]
 
         def next_data() -> Any:
@@ -105,7 +104,7 @@ class DataRows:
                 in_rows = [t for t in given if t.dim() and t.layout is torch.strided]
                 small = tuple([t.detach() for t in in_rows if t.nbytes <= _MOST_BYTES])
                 rows, num_bytes = drawn.pending.popleft(), sum(map(attrgetter("nbytes"), small))
-                self._add(Delivery(rows, dataset, origin, small, in_order, streamed, num_bytes))
+                self._add(Delivery(rows, dataset, makers, small, in_order, streamed, num_bytes))
             return found
 
         iterator._next_data = next_data
@@ -151,13 +150,15 @@ class DataRows:
         elif met.shape[0] != num_rows:
             in_order, by_row = False, in_order  # a preference has two, in whatever order
         data = "the stream" if delivery.streamed else self.data
+        line, mended = _made_again(delivery, given)
         return BatchRows(
             data=data,
             rows=delivery.rows,
             in_order=in_order,
             starts=starts,
             by_row=by_row,
-            unmade_at=_unmade_at(delivery, given),
+            unmade_at=line,
+            mended_as=mended,
         )
 
     def _add(self, one: Delivery) -> None:
@@ -167,46 +168,33 @@ class DataRows:
             self._num_bytes -= self._last.popleft().num_bytes
 
 
-def _unmade_at(delivery: Delivery, given: list[Tensor]) -> SourceLine | None:
-    """Return the only line of the script that makes numbers of the rows of a bad batch that are not
-    finite, where they are made again, and of its healthy rows none.
-
-    Copies of rows are collated: a collator may write to what a data set holds.
-    """
-    num, loader = len(delivery.rows), delivery.loader()
+def _made_again(delivery: Delivery, given: list[Tensor]) -> tuple[SourceLine | None, str]:
+    """See ``rows_again.unmade_at``; nothing is made again where no number of a row is bad."""
+    num, makers = len(delivery.rows), delivery.makers()
     floats = [t for t in given if t.is_floating_point() and t.shape[:1] == (num,)]
     bad = [~t.isfinite().reshape(num, -1).all(-1).cpu() for t in floats if t.numel()]
-    if delivery.streamed or loader is None or not any(map(torch.any, bad)):
-        return None
-    from nanstop.tracing.unmade_numbers import lines_that_unmake
+    if delivery.streamed or makers is None or not any(map(torch.any, bad)):
+        return None, ""
+    from nanstop.hosts.rows_again import unmade_at
 
-    dataset, collate = loader.dataset, loader.collate_fn
     is_bad = torch.stack(bad).any(0).tolist()
-    healthy = [row for row, one in zip(delivery.rows, is_bad, strict=True) if not one]
-
-    def made(rows: Sequence[int]) -> tuple[frozenset[SourceLine], bool]:
-        return lines_that_unmake(lambda: collate([deepcopy(dataset[row]) for row in rows]))
-
-    with _attributes_kept(dataset, collate):
-        lines, is_bad_again = made(delivery.rows)
-        if is_bad_again and lines and healthy:
-            lines -= made(healthy)[0]
-    if not is_bad_again:
-        return None
-    return next(iter(lines)) if len(lines) == 1 else None
+    return unmade_at(*makers, delivery.rows, is_bad)
 
 
-@contextmanager
-def _attributes_kept(*objects: Any) -> Iterator[None]:
-    """Have the attributes of objects, counters perhaps, on exit as they are now."""
-    tables = [table for one in objects if isinstance(table := getattr(one, "__dict__", None), dict)]
-    noted = [(table, dict(table)) for table in tables]
-    try:
-        yield
-    finally:
-        for table, was in noted:
-            table.clear()
-            table.update(was)
+def _makers(
+    loader: Callable[[], Any], iterator: Callable[[], Any]
+) -> Callable[[], tuple[Any, Callable[[Any], Any]] | None]:
+    """Return what gives data set and collator as long as a loader lives, or its iterator: that
+    outlives a loader that has no name.
+    """
+
+    def found() -> tuple[Any, Callable[[Any], Any]] | None:
+        whole, itself = loader(), iterator()
+        if whole is not None:
+            return whole.dataset, whole.collate_fn
+        return (itself._dataset, itself._collate_fn) if itself is not None else None
+
+    return found
 
 
 class TrainerRows:

@@ -164,6 +164,10 @@ does not tell these apart."""
 OTHERWISE = "otherwise"
 """A guarded form that makes another number of what no weight has a part in and has no value: a cure
 under which that matters makes up what a model learns from."""
+BY_NUMBER = "by_number"
+"""A guarded form of a quotient whose divisor is a number of Python's, or one of NumPy's."""
+BY_ARRAY = "by_array"
+"""A guarded form of a quotient whose divisor is an array of NumPy's."""
 NUMBERED = ("memory_fill", "finite_fill", "finite_constant")
 """Forms whose value is a number in place of one that is not finite, or that nobody has written."""
 FINITE = {"1e4": "2e4", "0": "1"}

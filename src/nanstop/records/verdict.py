@@ -167,6 +167,9 @@ class Diagnosis:
     measured_by: str = ""
     """The code of the finding that the first updates of a run show of the same cause, where this
     one is only to be expected; "" else."""
+    at_source: Atom | None = None
+    """A form of the line that made the batch so, with which its rows are finite where they are made
+    again; no run of the step can try it."""
     trains_nothing: bool = False
     """Whether by it no update changes what it is to change: an incident, though every number is
     finite."""

@@ -33,8 +33,12 @@ class Rewrite:
 
 
 def cure_of(report: Report) -> tuple[Atom, ...]:
-    """Return the cure that was found; else what the diagnosis proposes first; else nothing."""
-    proof = report.proof
+    """Return what mends the batch where it is prepared; else the cure that was found; else what the
+    diagnosis proposes first; else nothing.
+    """
+    proof, best = report.proof, next(iter(report.diagnoses), None)
+    if best is not None and best.at_source is not None:
+        return (best.at_source,)
     if proof is not None and proof.minimal:
         return proof.minimal
     offered = report.diagnoses[0].remedies if report.diagnoses else ()
@@ -156,8 +160,11 @@ class _Work:
         return source_of(self._text(file))
 
     def _is_current(self, source: Source, event: OpEvent | None, file: str, line: int) -> bool:
-        place = event.source if event is not None else None
-        if place is None or (place.file, place.line) != (file, line) or not place.text:
+        rows = self.report.incident.rows
+        unmade = rows.unmade_at if rows is not None else None
+        read = (event.source if event is not None else None, unmade)
+        place = next((p for p in read if p is not None and (p.file, p.line) == (file, line)), None)
+        if place is None or not place.text:
             return True
         return source.line(line).strip() == place.text.strip()
 

@@ -40,6 +40,8 @@ class Draft:
     """Whether of operations that stand within each other the inner ones are rewritten."""
     by_number: bool = False
     """Whether what it divides by is a number of Python's."""
+    by_array: bool = False
+    """Whether what it divides by is an array of NumPy's."""
     lines: list[str] = field(default_factory=list[str])
     edits: list[Edit] = field(default_factory=list[Edit])
 

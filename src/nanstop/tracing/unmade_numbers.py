@@ -7,8 +7,10 @@ each of its results is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,22 +29,49 @@ if TYPE_CHECKING:
 _MOST_ELEMENTS = 1 << 22
 
 
-def lines_that_unmake(make: Callable[[], Any]) -> tuple[frozenset[SourceLine], bool]:
-    """Return the lines of the script at which numbers stop being finite while ``make`` runs, and
-    whether some of what it returns is not finite.
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """``code``: whose line it is. ``function``: the name of torch's function that does it, "" for
+    an operation of NumPy's.
+    """
 
-    What it raises is no answer: no lines, and False. Random streams are as they were before.
+    code: CodeType
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unmade:
+    """``makers``: the lines of the script at which numbers stop being finite, each with what does
+    it. ``is_bad``: whether some of what is made is not finite.
+    """
+
+    makers: Mapping[SourceLine, Maker]
+    is_bad: bool
+
+
+def lines_that_unmake(make: Callable[[], Any]) -> Unmade:
+    """Return the lines of the script at which numbers stop being finite while ``make`` runs.
+
+    What it raises is no answer: no lines, and nothing bad. Random streams are as they were before.
     """
     seen = _Seen()
     on = nullcontext() if is_crowded() else on_stack(seen)
     try:
-        with rng_kept(), unwarned(), _told_by_numpy(seen.note), torch.no_grad(), on:
-            made = make()
-        with by_torch_alone():
-            is_bad = any(map(_is_bad, tensors(made)))
+        with _told_by_numpy(seen.note), on:
+            made = made_again(make)
     except Exception:  # code of the script, called at another time than it was written for
-        return frozenset(), False
-    return frozenset(seen.lines), is_bad
+        return Unmade({}, is_bad=False)
+    return Unmade(seen.makers, any(map(_is_bad, made)))
+
+
+def made_again(make: Callable[[], Any]) -> list[Tensor]:
+    """Return the tensors of what ``make`` returns; random streams are as they were before. Errors:
+    those of ``make``.
+    """
+    with rng_kept(), unwarned(), torch.no_grad():
+        made = make()
+    with by_torch_alone():
+        return tensors(made)
 
 
 class _Seen(OwnMode):
@@ -50,7 +79,7 @@ class _Seen(OwnMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lines: set[SourceLine] = set()
+        self.makers: dict[SourceLine, Maker] = {}
 
     def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         with by_torch_alone():
@@ -58,15 +87,19 @@ class _Seen(OwnMode):
         result = func(*args, **kwargs)
         with by_torch_alone():
             if not was_bad and any(map(_is_bad, tensors((result, args)))):
-                self.note()
+                self._note(getattr(func, "__name__", ""))
         return result
 
     def note(self, *_: Any) -> None:
-        """Note the line of the script that is at work."""
+        """Note the line of the script that is at work, by an operation of NumPy's."""
+        self._note("")
+
+    def _note(self, function: str) -> None:
         line = user_line()
         if line is not None and not is_library(line[0].co_filename):
             source = source_line(line)
-            self.lines |= {source} if source is not None else set()
+            if source is not None:
+                self.makers.setdefault(source, Maker(line[0], function))
 
 
 def _is_bad(tensor: Tensor) -> bool:

@@ -86,6 +86,8 @@ def _proof(report: Report, change: Rewrite) -> str:
     code of a form may not have been run.
     """
     proof = report.proof
+    if report.diagnoses and report.diagnoses[0].at_source is not None:
+        return "tried on its rows"
     if proof is None:
         return "not tried"
     is_tried = change.atoms == proof.minimal and not is_untried(proof)

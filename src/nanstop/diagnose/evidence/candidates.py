@@ -171,6 +171,15 @@ def finite_constant(evidence: Evidence) -> Candidates:
     return tuple((atom,) for atom in atoms)
 
 
+def mended_at_source(evidence: Evidence) -> Atom | None:
+    """Return the form of the line that made the batch so with which its rows are finite."""
+    rows = evidence.incident.rows if evidence.incident is not None else None
+    if rows is None or rows.unmade_at is None or not rows.mended_as:
+        return None
+    target = f"{rows.unmade_at.file}:{rows.unmade_at.line}"
+    return Atom(remedy="form", target=target, value=rows.mended_as)
+
+
 def finite_entry(evidence: Evidence) -> Candidates:
     """Return the reads, the latest first, of what was not finite before the step with 0 in its
     place: the cure where the script leaves it out only after that.

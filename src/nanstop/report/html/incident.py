@@ -120,7 +120,9 @@ def _cure(change: Rewrite, report: Report) -> tuple[str, str]:
     if not change.atoms:
         return "", ""
     proof = report.proof
-    if proof is None:
+    if report.diagnoses and report.diagnoses[0].at_source is not None:
+        known = "tried on its rows"
+    elif proof is None:
         known = "not tried"
     elif change.atoms != cure_of(report):
         known = "the form that can be typed here"

@@ -8,7 +8,17 @@ from dataclasses import dataclass, replace
 from itertools import islice, product
 
 from nanstop.records import Atom, OpEvent, Proof
-from nanstop.records.remedies import EVERY, FORMS, GUARDED, INNERMOST, KEPT, MASKED, form_of
+from nanstop.records.remedies import (
+    BY_ARRAY,
+    BY_NUMBER,
+    EVERY,
+    FORMS,
+    GUARDED,
+    INNERMOST,
+    KEPT,
+    MASKED,
+    form_of,
+)
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.forms.guarded import rewrite_guarded, rewrite_held
@@ -102,8 +112,9 @@ def _is_among(
 
 def edits_of(source: Source, atom: Atom, event: OpEvent | None) -> tuple[Edit, ...]:
     """Return the edits that put a form at its line; empty where none is known."""
-    _, line = _place(atom)
-    if event is not None and event.source is not None and event.source.line != line:
+    file, line = _place(atom)
+    at = event.source if event is not None else None
+    if at is not None and (at.file, at.line) != (file, line):
         event = None  # what fails at this line, once the other one passes, is not recorded
     return form_edits(source, line, atom, event)
 
@@ -129,7 +140,9 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
     stable = atom.remedy == "stable_form"
     for place in (statement, *(source.readers_of(statement) if stable else ())):
         draft = Draft(source, place, dtype=_format(event), counted=_divides_by_count(event))
-        draft.by_number = event is not None and event.name == "div" and event.divisor is None
+        is_by_number = event is not None and event.name == "div" and event.divisor is None
+        draft.by_number = is_by_number or form_of(atom)[0] == BY_NUMBER
+        draft.by_array = form_of(atom)[0] == BY_ARRAY
         draft.masked, draft.innermost = atom.value == MASKED, atom.value == INNERMOST
         draft.kept = form_of(atom)[0] == KEPT
         draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)

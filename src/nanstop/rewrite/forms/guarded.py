@@ -216,6 +216,8 @@ def _divided(draft: Draft, found: Operation) -> str | None:
         return draft.with_operand(found, 1, f"max({draft.source.segment(divisor)}, 1)")
     if draft.by_number or comes_from(draft.meant(divisor), _NUMBERS, _NUMBER_METHODS):
         return draft.with_operand(found, 1, f"({draft.source.segment(divisor)} or 1)")
+    if draft.by_array:
+        return _by_array(draft, found)
     if draft.kept or (draft.counted and not draft.masked):
         least = draft.tiny(draft.source.segment(divisor)) if draft.kept else "1"
         return draft.with_operand(found, 1, f"{draft.source.operand(divisor)}.clamp(min={least})")
@@ -228,6 +230,15 @@ def _divided(draft: Draft, found: Operation) -> str | None:
     if not draft.infinite:  # 0 / 0: 0 by anything is 0
         return quotient
     return f"{draft.torch('where')}({value} == 0, 0, {quotient})"
+
+
+def _by_array(draft: Draft, found: Operation) -> str:
+    """Return the quotient by 1 where an array of NumPy's is 0: 0 by anything is 0."""
+    where = draft.source.spelled("numpy.where")
+    if where is None:
+        raise NotKnownError
+    value = draft.twice(found.args[1], "divisor")
+    return draft.with_operand(found, 1, f"{where}({value} == 0, 1, {value})")
 
 
 def _is_integer(draft: Draft, node: ast.expr) -> bool:

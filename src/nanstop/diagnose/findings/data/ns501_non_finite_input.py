@@ -39,7 +39,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nanstop.diagnose.evidence.candidates import finite_entry, left_out, without_rows
+from nanstop.diagnose.evidence.candidates import (
+    finite_entry,
+    left_out,
+    mended_at_source,
+    without_rows,
+)
 from nanstop.diagnose.evidence.reading import failing_batch
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import BatchFact, BatchRows, Diagnosis, Evidence
@@ -79,6 +84,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         ),
         remedies=(*finite_entry(evidence), *without_rows(evidence)),
         where=names[0] if names else "",
+        at_source=mended_at_source(evidence),
     )
 
 

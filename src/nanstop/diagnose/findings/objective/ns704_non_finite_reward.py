@@ -54,7 +54,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nanstop.diagnose.evidence.candidates import without_rows
+from nanstop.diagnose.evidence.candidates import mended_at_source, without_rows
 from nanstop.diagnose.evidence.objective import HUGE, INF, NAN, UNSCORED, named
 from nanstop.diagnose.evidence.reading import standing
 from nanstop.diagnose.evidence.rule import Rule
@@ -84,6 +84,7 @@ def _failed(evidence: Evidence) -> Diagnosis | None:
         lines=(_ADVICE, *amounts[1:]) if told else _derived(evidence),
         remedies=without_rows(evidence),
         usual_cure="" if told else _WEIGHT,
+        at_source=None if told else mended_at_source(evidence),
         where=(functions or [weight or "reward"])[0],
     )
     return _with_line(diagnosis, evidence)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nanstop.records import Atom, Diagnosis, Proof
 from nanstop.records.remedies import describe, safety_of
 from nanstop.report.text.blocks.block import Block
 from nanstop.report.text.nearness import alternative_in_brackets, exact_fails, proof_in_brackets
 
 MAX_UNTRIED = 3
+_AGAIN = "[tried on the rows of this micro-batch: finite with it, and all else as it was]"
 
 
 def help_blocks(best: Diagnosis, proof: Proof | None) -> tuple[Block, ...]:
     """Return a block for each cure, the proven one first; else what was tried, or is usual."""
+    if best.at_source is not None:
+        cure = Block("help", "help: ", (describe((best.at_source,)), _AGAIN), gap="     ")
+        return (cure, *help_blocks(replace(best, at_source=None, usual_cure=""), proof))
     if proof is None:
         return tuple(untried(best.remedies)) or _usual_cure(best)
     if proof.verdict == "none_found" or not proof.minimal:

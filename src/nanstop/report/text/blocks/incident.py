@@ -11,6 +11,7 @@ from nanstop.report.text.blocks.block import Block, pointer
 from nanstop.report.text.blocks.evidence import evidence
 from nanstop.report.text.blocks.help import help_blocks
 from nanstop.report.text.blocks.place import event_blocks, place_blocks
+from nanstop.report.text.in_code import is_code
 
 DONE: Mapping[str, str] = {
     "continue": "nothing changed",
@@ -41,14 +42,17 @@ def incident_blocks(
     event = found.first_bad if found is not None else None
     where = event_blocks(event, best.where) if event is not None else place_blocks(best.where)
     helps = help_blocks(best, report.proof)
+    tried = 1 if best.at_source is None else 2  # what mends the data comes first
     return (
         Block("error", f"error[{best.code}]: ", (_headline(best, report),)),
         *_done(report),
         *where,
         *evidence(best, report),
         *helps[:1],
-        *code,
-        *helps[1:],
+        *(one for one in code if is_code(one)),
+        *helps[1:tried],
+        *(one for one in code if not is_code(one)),
+        *helps[tried:],
         pointer(best.code, record),
     )
 

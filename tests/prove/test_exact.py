@@ -1,5 +1,6 @@
 """What a cure is held against is the same function: its draws, its choices, all of its modules."""
 
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -220,6 +221,29 @@ def test_an_operation_that_float64_did_not_come_to_does_not_fail_in_it(argument,
     proof = proof_of(nn.Linear(16, 16), loss, [{"x": torch.randn(4, 16)}])
     assert proof.reference.fails_in == (("float32", "float64") if is_seen else ("float32",))
     assert ("no number format" in proof.next_experiment) == is_seen
+
+
+@pytest.mark.parametrize("cast", [torch.float32, torch.float16])
+def test_a_cast_of_the_script_to_float32_is_none_in_float64(cast):
+    """No row is healthy: nothing but the exact run tells whether a form is the same function."""
+    torch.manual_seed(0)
+    line = inspect.getsourcelines(surprise)[1] + 2
+
+    def loss(net, batch):
+        table = torch.zeros(4, 16).index_add(0, torch.arange(4), net(batch["x"]).to(cast).float())
+        return surprise(table)
+
+    model, batch = nn.Linear(16, 16), {"x": 200.0 * torch.randn(4, 16)}
+    form = Atom(remedy="stable_form", target=f"{__file__}:{line}", value="log_space")
+    proof = proof_of(model, loss, [batch], (form,))
+    is_exact = cast is torch.float32
+    assert proof.reference.outcome == ("pass" if is_exact else "same_failure")
+    assert proof.verdict == ("proven" if is_exact else "plausible"), proof.next_experiment
+
+
+def surprise(scores):
+    shares = scores.softmax(-1)
+    return -shares.log().mean()
 
 
 def test_a_sample_that_float64_holds_too_is_left_out_as_the_others_were():

@@ -14,7 +14,7 @@ from nanstop.decide.policy import Policy
 from nanstop.errors import ShortOfMemoryError
 from nanstop.localize.localize import localize
 from nanstop.numerics import room
-from nanstop.prove import bad_samples, exact, ladder
+from nanstop.prove import agreement, bad_samples, ladder
 from nanstop.prove.exact import ExactRuns
 from nanstop.prove.failing_step import FailingStep, failing_step
 from nanstop.prove.ladder import Ladder, Rung, region_of
@@ -122,7 +122,7 @@ def test_a_proof_of_a_region_compares_what_it_gives(monkeypatch):
 
 @pytest.mark.parametrize("lacking", [Rung.WHOLE, Rung.PARTS])
 def test_what_has_no_room_to_be_compared_is_held_against_less(monkeypatch, lacking):
-    nearness, rungs = exact.nearness, []
+    nearness, rungs = agreement.nearness, []
     ladder = Ladder.__init__
 
     def noted(self, *given):
@@ -135,7 +135,7 @@ def test_what_has_no_room_to_be_compared_is_held_against_less(monkeypatch, lacki
         return nearness(own, true)
 
     monkeypatch.setattr(Ladder, "__init__", noted)
-    monkeypatch.setattr(exact, "nearness", compared)
+    monkeypatch.setattr(agreement, "nearness", compared)
     proof = proof_at(monkeypatch, *(rung for rung in Rung if rung >= lacking))
     expected = "layer by layer" if lacking is Rung.WHOLE else "region blocks.1"
     assert (proof.verdict, proof.scope) == ("proven", expected), proof.next_experiment

@@ -8,8 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from nanstop.errors import ShortOfMemoryError
+from nanstop.numerics.host_memory import lacks_memory
+from nanstop.numerics.room import let_go
 from nanstop.numerics.tensors import has_float64
 from nanstop.replay.rerun import Attempt
+
+Gaps = tuple[float, float, float]
+"""Distance of a loss, cosine of the gradients, distance of the worst gradient."""
 
 SAME = 1e-4
 """Distance of what is the same to float32 rounding."""
@@ -82,6 +88,33 @@ def agree(plain: Attempt, cured: Attempt) -> bool:
         return False
     first, second = plain.grads or {}, cured.grads or {}
     return loss_gap(cured.loss, plain.loss) <= SAME and largest_gap(second, first) <= SAME
+
+
+def gaps_between(run: Attempt, exact: Attempt) -> Gaps | None:
+    """Return how far a run is from another one; None where either failed or has no loss.
+
+    Errors: ``ShortOfMemoryError`` where there is no room to compare them.
+    """
+    if run.failed or exact.failed or run.loss is None or exact.loss is None:
+        return None
+    own, true = run.grads or {}, exact.grads or {}
+    try:
+        return loss_gap(run.loss, exact.loss), *nearness(own, true)
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
+        let_go(error)
+        raise ShortOfMemoryError from None
+
+
+def farthest(all_gaps: Sequence[Gaps]) -> Gaps | None:
+    """Return the largest loss gap, the smallest cosine and the largest gradient gap of some runs;
+    None where there are none.
+    """
+    if not all_gaps:
+        return None
+    losses, cosines, gradients = zip(*all_gaps, strict=True)
+    return max(losses), min(cosines), max(gradients)
 
 
 def _over(gap: float, norm: float) -> float:

@@ -5,7 +5,7 @@ numbers that were drawn, the choices that were made, the modules beside the mode
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -17,11 +17,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nanstop.errors import ShortOfMemoryError
-from nanstop.numerics.host_memory import lacks_memory
 from nanstop.numerics.parked import copied_to_host
-from nanstop.numerics.room import MOST_IN_FLOAT64, let_go, place_for
+from nanstop.numerics.room import MOST_IN_FLOAT64, place_for
 from nanstop.numerics.tensors import HALF, format_name
-from nanstop.prove.agreement import SAME, agree, loss_gap, nearness
+from nanstop.prove.agreement import SAME, Gaps, agree, gaps_between
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.ladder import Ladder, Rung
 from nanstop.remedies.precision import reference
@@ -31,10 +30,7 @@ from nanstop.replay.path import Path
 from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import Batch, gradients_of
 from nanstop.tracing.definitions.attention import FUSED_ATTENTION
-from nanstop.tracing.in_float64 import NarrowFailures
-
-Gaps = tuple[float, float, float]
-"""Distance of a loss, cosine of the gradients, distance of the worst gradient."""
+from nanstop.tracing.in_float64 import AllInFloat64, NarrowFailures
 
 
 class ExactRuns:
@@ -66,7 +62,7 @@ class ExactRuns:
         self._fails_in_float64 = False
         self._has_value = has_value
         self.loss_in_float64: float | None = None
-        self._is_by_parts = False
+        self._is_by_parts = self._is_lifted = False
         self.dtype = torch.float32
 
     def beside(self, failing: FailingStep) -> ExactRuns:
@@ -117,16 +113,25 @@ class ExactRuns:
         except ShortOfMemoryError:
             self.dtype = torch.float32
             return
-        if run.failed:
-            self.dtype = torch.float32
-            # What refuses float64 (a constant of the script in float32, in a product) says nothing,
-            # nor does what fails in the narrower format of a tensor of the script's own.
-            is_run = run.error is None or self._runs[micro].error is not None
-            has_loss = run.loss is not None and math.isfinite(run.loss)
-            self.loss_in_float64 = run.loss if has_loss else None
-            self._fails_in_float64 = is_run and not narrow.are_any
-        else:
-            self._runs = {micro: run}
+        made = run
+        if run.failed and (narrow.are_any or run.error is not None):
+            made = self._lifted(micro)
+        if not made.failed:
+            self._runs = {micro: made}
+            return
+        self.dtype, self._is_lifted = torch.float32, False
+        # What refuses float64 (a constant of the script in float32, in a product) says nothing,
+        # nor does what fails in the narrower format of a tensor of the script's own.
+        is_run = run.error is None or self._runs[micro].error is not None
+        has_loss = run.loss is not None and math.isfinite(run.loss)
+        self.loss_in_float64 = run.loss if has_loss else None
+        self._fails_in_float64 = is_run and not narrow.are_any
+
+    def _lifted(self, micro: int) -> Attempt:
+        """Run a micro-batch in float64 where the script casts to float32, too."""
+        self._is_lifted = True
+        with eager():
+            return self._whole(self.path(micro), micro)
 
     def _may_widen(self) -> bool:
         root = self._failing.step.view.root
@@ -273,7 +278,9 @@ class ExactRuns:
         failing = self._failing
         parts = sdpa_kernel(SDPBackend.MATH) if self._is_opened else nullcontext()
         # An update that is yet to come is tried from the snapshot on, with those before it.
-        with parts, reference(failing.step.view, dtype, with_state=failing.makes_updates):
+        exact = reference(failing.step.view, dtype, with_state=failing.makes_updates)
+        lifted = AllInFloat64() if self._is_lifted and dtype is torch.float64 else nullcontext()
+        with parts, exact, lifted:
             yield
 
     def _exact(self, path: Path, micro: int, batch: Batch | None = None) -> Attempt:
@@ -366,30 +373,3 @@ class ExactRuns:
                 yield
         finally:
             handle.remove()
-
-
-def gaps_between(run: Attempt, exact: Attempt) -> Gaps | None:
-    """Return how far a run is from another one; None where either failed or has no loss.
-
-    Errors: ``ShortOfMemoryError`` where there is no room to compare them.
-    """
-    if run.failed or exact.failed or run.loss is None or exact.loss is None:
-        return None
-    own, true = run.grads or {}, exact.grads or {}
-    try:
-        return loss_gap(run.loss, exact.loss), *nearness(own, true)
-    except Exception as error:
-        if not lacks_memory(error):
-            raise
-        let_go(error)
-        raise ShortOfMemoryError from None
-
-
-def farthest(all_gaps: Sequence[Gaps]) -> Gaps | None:
-    """Return the largest loss gap, the smallest cosine and the largest gradient gap of some runs;
-    None where there are none.
-    """
-    if not all_gaps:
-        return None
-    losses, cosines, gradients = zip(*all_gaps, strict=True)
-    return max(losses), min(cosines), max(gradients)

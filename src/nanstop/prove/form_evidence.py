@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
-from nanstop.prove.agreement import SAME, agree, loss_gap
-from nanstop.prove.exact import ExactRuns, Gaps, gaps_between
+from nanstop.prove.agreement import SAME, Gaps, agree, gaps_between, loss_gap
+from nanstop.prove.exact import ExactRuns
 from nanstop.prove.exact_update import is_same_update
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom, Localization, op_kind

@@ -17,8 +17,8 @@ from torch import Tensor
 from nanstop.errors import ShortOfMemoryError
 from nanstop.numerics.host_memory import lacks_memory
 from nanstop.numerics.tensors import HALF, in_float64, nonfinite
-from nanstop.prove.agreement import nearness
-from nanstop.prove.exact import ExactRuns, Gaps
+from nanstop.prove.agreement import Gaps, nearness
+from nanstop.prove.exact import ExactRuns
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.ladder import Ladder, Rung
 from nanstop.records import Finiteness

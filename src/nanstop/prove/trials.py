@@ -14,7 +14,7 @@ import torch
 from nanstop.errors import ShortOfMemoryError
 from nanstop.localize.localize import fails_at, localize
 from nanstop.numerics.tensors import format_name
-from nanstop.prove.agreement import agree
+from nanstop.prove.agreement import Gaps, agree, farthest
 from nanstop.prove.bad_samples import (
     atoms_for,
     changes_new_outputs_only,
@@ -22,7 +22,7 @@ from nanstop.prove.bad_samples import (
     is_causal,
     without,
 )
-from nanstop.prove.exact import ExactRuns, Gaps, farthest
+from nanstop.prove.exact import ExactRuns
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.form_evidence import (
     WHICH_NUMBER,

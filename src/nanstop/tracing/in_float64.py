@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from nanstop.numerics.tensors import bad_mask, is_inexact, is_measurable, is_plain
 from nanstop.records import Finiteness
@@ -139,6 +139,38 @@ class NarrowFailures(TorchDispatchMode):
                     one = outputs_of(func, wide_args, options, func(*wide_args, **options))[place]
                     self.are_any |= bool((bad_mask(made) & ~bad_mask(one)).any())
         return result
+
+
+class AllInFloat64(TorchDispatchMode):
+    """Has a run in float64 stay there where the script casts to float32, or makes tensors of its
+    own. Half formats are as they are, and numbers are drawn as without it.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        is_drawn = torch.Tag.nondeterministic_seeded in func.tags
+        if is_drawn or func._schema.is_mutable:
+            return func(*args, **kwargs)
+        if kwargs.get("dtype") is torch.float32:
+            kwargs["dtype"] = torch.float64
+        read = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        if not read:
+            return tree_map_only(Tensor, _in_float64, func(*args, **kwargs))
+        if any(one.dtype is torch.float64 for one in read):
+            args, kwargs = tree_map_only(Tensor, _in_float64, (args, kwargs))
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:  # an operation that has no float64
+            given, options = tree_map_only(Tensor, _in_float32, (args, kwargs))
+            return tree_map_only(Tensor, _in_float64, func(*given, **options))
+
+
+def _in_float64(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.dtype is torch.float32 else tensor
+
+
+def _in_float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype is torch.float64 else tensor
 
 
 def is_narrow(tensor: Tensor) -> bool:

@@ -26,8 +26,9 @@ def proof_in_brackets(proof: Proof) -> str:
     clauses = [f"{said}: with it {_share(proof.passing, passed=True)} runs pass"]
     if removed:
         clauses[0] += f", without {part} {_share(removed, passed=False)} fail"
-    clauses.append(_nearness(proof))
-    clauses.append(proof.next_experiment if proof.verdict == "plausible" else "")
+    near, following = _nearness(proof), proof.next_experiment
+    following = following if proof.verdict == "plausible" else ""
+    clauses += ["" if near and following.startswith(near) else near, following]
     clauses.append(_short_of_memory(proof))
     clauses.append("changes training" if proof.safety == "changes_training" else "")
     clauses.append(proof.cost)

@@ -63,6 +63,10 @@ LOG_SPACE = {
     "return torch.log(torch.special.i0(x * y)).mean()": (
         "grown = x * y\n    return (torch.log(torch.special.i0e(grown)) + grown.abs()).mean()"
     ),
+    "p = x.softmax(-1)\nreturn torch.special.entr(p).sum() + torch.xlogy(y, p).sum()": (
+        "p = x.softmax(-1)\n"
+        "    return (-(p * x.log_softmax(-1))).sum() + (y * x.log_softmax(-1)).sum()"
+    ),
     "return torch.log(0.5 * (1 + torch.erf(x))).mean()": (
         "return (-0.6931471805599453 + 0.6931471805599453 "
         "+ torch.special.log_ndtr(1.4142135623730951 * x)).mean()"

@@ -52,7 +52,7 @@ METHODS = frozenset(
     | {"acosh", "atan2", "arctan2", "tanh", "cosh", "var", "std_mean", "var_mean"}
     | {"arccos", "arcsin", "arctanh", "mul", "add", "sub", "neg", "true_divide", "multiply"}
     | {"masked_fill", "abs", "square", "where", "reciprocal", "gather", "logsumexp", "divide"}
-    | {"cumsum", "i0", "erf", "erfc", "lgamma"}
+    | {"cumsum", "i0", "erf", "erfc", "lgamma", "xlogy"}
 )
 """Methods of a tensor that are read as operations."""
 FILLS = ("masked_fill", "masked_fill_")

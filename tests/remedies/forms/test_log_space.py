@@ -87,6 +87,8 @@ SAME = {
     "normal": lambda x: (1 - torch.special.ndtr(0.2 * x)).log() + torch.special.ndtr(0.2 * x).log(),
     "squashed, halves": lambda x: torch.log(0.5 * (1 + x.tanh())) + (1 - x.tanh()).log(),
     "Bessel": lambda x: torch.log(torch.special.i0(x)) + torch.i0(-x).log(),
+    "entropy, by a function": lambda x: torch.special.entr(x.softmax(-1)).sum(-1),
+    "times a logarithm": lambda x: torch.xlogy(x.detach().cos(), x.softmax(-1)),
     "weighted mean": lambda x: (x.exp() * x.sin()).sum(-1) / x.exp().sum(-1),
     "weighted mean, kept": lambda x: (x.cos() * x.exp()).sum(1, True) / x.exp().sum(1, True),
     "attention": lambda x: (x.exp() @ x.cos().T) / x.exp().sum(-1, keepdim=True),

@@ -22,6 +22,7 @@ _SAME |= {
     "arctan2": "atan2",
     "negative": "neg",
     "special_expit": "sigmoid",
+    "special_entr": "entr",
     "special_xlogy": "xlogy",
     "special_i0": "i0",
     "special_erf": "erf",

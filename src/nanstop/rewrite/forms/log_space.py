@@ -269,6 +269,13 @@ def _other_log(draft: Draft, found: Operation) -> str | None:
     return f"{closed(inner)} / {_BASES[found.name]!r}" if inner is not None else None
 
 
+def _times_log(draft: Draft, found: Operation) -> str | None:
+    """Of ``xlogy``, and of ``entr``, which is minus that of a number and itself."""
+    log = log_of(draft, found.args[-1])
+    text = f"{draft.closed(found.args[0])} * {closed(log)}" if log is not None else None
+    return f"-({text})" if text is not None and found.name == "entr" else text
+
+
 def _log1p(draft: Draft, found: Operation) -> str | None:
     inner = draft.operation(found.operand)
     if inner is not None and inner.name == "exp":
@@ -383,4 +390,6 @@ _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "log1p": _log1p,
     "div": _divided,
     "binary_cross_entropy": _binary_cross_entropy,
+    "entr": _times_log,
+    "xlogy": _times_log,
 }

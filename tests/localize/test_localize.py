@@ -354,6 +354,24 @@ def test_parameter_of_a_model_beside_the_trained_one_was_bad_before():
     assert not located(model).of_another_model
 
 
+def test_a_model_that_the_roots_own_call_runs_is_beside_it():
+    """A trainer runs its whole loss inside the model's call, for wrappers that gather weights."""
+    teacher = nn.Sequential(nn.Embedding(planted.VOCAB, planted.HIDDEN), nn.Linear(8, 8))
+    with torch.no_grad():
+        teacher[1].bias[3] = NAN
+    model = Net(lambda x: x)
+    plain = model.forward
+
+    def distilled(**batch):
+        return plain(**batch) + teacher(batch["input_ids"]).mean()
+
+    model.forward = distilled
+    found = located(model)
+    assert (found.origin, found.of_another_model) == ("from_param", True)
+    assert (found.culprit, found.key.module) == ("Sequential.1.bias", "Sequential.1")
+    assert found.blind_spots == ()
+
+
 def test_tied_row_is_found_under_its_first_name():
     model = Net(lambda x: x)
     model.head.weight = model.embed.weight

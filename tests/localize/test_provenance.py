@@ -131,7 +131,22 @@ LOGARITHMS = {
         x, x.exp(), validate_args=False
     ).log_prob(torch.zeros(2, 3)),
     "complement": lambda x: torch.log1p(-x.sigmoid()),
+    "minus the logarithm of summed exponentials": lambda x: x - x.exp().sum(-1, keepdim=True).log(),
+    "the largest taken away and given back": lambda x: (
+        x[:, 0] - (x.amax(-1) + (x - x.amax(-1, keepdim=True)).exp().sum(-1).log())
+    ),
+    "piece by piece": lambda x: in_pieces(x),
 }
+
+
+def in_pieces(logits):
+    """Return the log-probability of the first, of logits that are read in pieces, as kernels do."""
+    largest, total = torch.full((2,), -float("inf")), torch.zeros(2)
+    for piece in logits.split(2, -1):
+        larger = torch.maximum(largest, piece.amax(-1))
+        total.mul_(torch.exp(largest - larger)).add_((piece - larger[:, None]).exp().sum(-1))
+        largest.copy_(larger)
+    return logits[:, 0] - (largest + total.log())
 
 
 @pytest.mark.parametrize("spelled", LOGARITHMS)

@@ -34,6 +34,8 @@ _WHOLE: Kinds = frozenset({"whole"})
 _TOTAL: Kinds = frozenset({"total"})
 _EMPTY: Kinds = frozenset({"empty"})
 _EXTREME: Kinds = frozenset({"extreme"})
+_EXPONENTIAL: Kinds = frozenset({"exponential"})
+_LOG_SUM: Kinds = frozenset({"log_sum"})
 _LOG_PROBABILITY: Kinds = frozenset({"log_probability"})
 _CHOSEN: Kinds = frozenset({"chosen"})
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
@@ -212,7 +214,7 @@ def _scaled(read: Sequence[Kinds]) -> Kinds:
     rest = [one for one in read if one != _CONSTANT and "mask" not in one]
     if len(rest) == 1:
         return rest[0]
-    both: Kinds = frozenset({"probability", "count", "norm"})
+    both: Kinds = frozenset({"probability", "exponential", "count", "norm"})
     return frozenset.intersection(*rest) & both if rest else _agreed(read)
 
 
@@ -253,6 +255,8 @@ def _extreme(op: OpInputs) -> Kinds:
 def _logarithm(op: OpInputs) -> Kinds:
     kinds = _kept(op)
     made: Kinds = frozenset({"logarithm"})
+    if "exponential" in kinds:  # as many of them as were summed
+        return made | _LOG_SUM
     return made | _LOG_PROBABILITY if "probability" in kinds else made
 
 
@@ -260,7 +264,7 @@ def _exponential(op: OpInputs) -> Kinds:
     kinds = _kept(op)
     if "log_ratio" in kinds:
         return frozenset({"ratio"})
-    return frozenset({"probability"}) if "log_probability" in kinds else NOTHING
+    return frozenset({"probability"}) if "log_probability" in kinds else _EXPONENTIAL
 
 
 def _mixed(op: OpInputs) -> Kinds:
@@ -269,11 +273,20 @@ def _mixed(op: OpInputs) -> Kinds:
         found = _difference(op)
         if found:
             return found
+    if op.base == "add" and any("log_sum" in one for one in op.kinds) and _raises(op):
+        return _LOG_SUM
     telling = [one for one in op.kinds if one != _CONSTANT]
     squares = [one for one in telling if "square" in one]
     if len(telling) == 2 and squares and any("logarithm" in one for one in telling):
         return _LOG_PROBABILITY  # the logarithm of a normal density
     return frozenset.intersection(*telling) if telling else _agreed(op.kinds)
+
+
+def _raises(op: OpInputs) -> bool:
+    """Return whether the logarithm of a sum is given back the largest of what was summed, which
+    was taken away before.
+    """
+    return any("extreme" in one and "log_sum" not in one for one in op.kinds)
 
 
 def _difference(op: OpInputs) -> Kinds:
@@ -321,7 +334,7 @@ _RULES: Mapping[frozenset[str], Callable[[OpInputs], Kinds]] = {
     KEEPS: _kept,
     LOGARITHMS: _logarithm,
     frozenset({"exp"}): _exponential,
-    frozenset({"logsumexp"}): _fixed("log_sum"),
+    frozenset({"logsumexp"}): lambda _: _LOG_SUM,
     frozenset({"abs"}): _fixed("magnitude"),
     frozenset({"square"}): _fixed("square"),
     frozenset({"pow"}): _powered,

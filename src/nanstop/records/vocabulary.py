@@ -79,6 +79,7 @@ Descent = Literal[
     "extreme",
     "norm",
     "logarithm",
+    "exponential",
     "probability",
     "log_sum",
     "log_probability",

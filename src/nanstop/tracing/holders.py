@@ -37,7 +37,8 @@ _NO_OWNERS = (ModuleType, type, str, bytes, int, float, complex, nn.ParameterDic
 class Holder:
     """A variable of the script. ``name`` is what the script writes: ``loss_fn.weight``.
 
-    ``line``: the one that gave it its value, None where the source does not say, or names several.
+    ``line``: the one that gave it its value, None where the source does not say, or names several
+    of which one has run.
     ``before``: whether that was before the step, as the structure of the source says: not where
     ``line`` writes in place to what a constructor has made.
     ``declared``: whether ``line`` is one of the class that has it as an attribute.
@@ -229,7 +230,25 @@ def _line_of(place: Assignment, *, is_written: bool = False) -> SourceLine | Non
         number = numbers[0]
     else:
         number = max([line for line in found if line <= place.at] or found)
+        if _is_one_of_several(tree, number, found, place.at):
+            return None
     return _source_line(place.file, tree, number)
+
+
+def _is_one_of_several(tree: ast.AST, number: int, found: list[int], at: int) -> bool:
+    """Return whether another arm of an ``if`` around a line gives the value as well: which one ran
+    is not known, but where line ``at``, which runs, lies in the arm of the first.
+    """
+    for node in nodes_around(tree, number, ast.If):
+        first, *_ = node.orelse or (None,)
+        start, end = (first.lineno, node.end_lineno or 0) if first is not None else (0, 0)
+        is_else = start <= number <= end
+        others = [n for n in found if node.lineno <= n <= (node.end_lineno or 0)]
+        apart = any((start <= n <= end) != is_else for n in others)
+        inside = node.lineno <= at <= (node.end_lineno or 0)
+        if apart and not (inside and (start <= at <= end) == is_else):
+            return True
+    return False
 
 
 def _written_below(place: Assignment) -> SourceLine | None:
@@ -333,8 +352,11 @@ def _binds(node: ast.AST, place: Assignment) -> bool:
         first = node.args[0] if node.args else None
         named = isinstance(first, ast.Constant) and first.value == place.variable
         return called == "register_buffer" and named
-    while isinstance(target, ast.Subscript) and isinstance(target.ctx, ast.Store):
-        target = target.value
+    if isinstance(target, ast.Subscript) and isinstance(target.ctx, ast.Store):
+        while isinstance(
+            target, ast.Subscript
+        ):  # of ``x[3]["y"][0] = ...``, too, x is what is held
+            target = target.value
     if target is node and not isinstance(getattr(node, "ctx", None), ast.Store):
         return False
     if place.attribute:

@@ -113,10 +113,18 @@ class Places:
         return bool(self._stack)
 
     def _entered(self, module: nn.Module, _args: Any) -> None:
-        if id(module) not in self._names and not self._stack:
+        if id(module) not in self._names and self._is_beside(module):
             self._adopt(module)
         inherited = self._stack[-1] if self._stack else type(module).__name__
         self._stack.append(self._names.get(id(module), inherited))
+
+    def _is_beside(self, module: nn.Module) -> bool:
+        """Return whether a module that is not under the root is a model of its own: called by the
+        script, or, with weights, by a root whose call runs a whole loss (a teacher in it).
+        """
+        if not self._stack:
+            return True
+        return self._stack[-1] == "" and next(module.parameters(), None) is not None
 
     def _adopt(self, module: nn.Module) -> None:
         """Name the parts of a model that is not under the root (a reference model) after its

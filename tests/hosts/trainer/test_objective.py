@@ -197,7 +197,7 @@ class Sharpened(torch.nn.Linear):
         return super().forward(rows / rows.norm(dim=-1, keepdim=True))
 
 
-def trained_online(folder, reward, head=None, **options):
+def trained_online(folder, reward, head=None, classes=None, **options):
     """Train online DPO for four steps of two prompts, watched, and yield the watch as soon as it
     watches.
     """
@@ -214,6 +214,7 @@ def trained_online(folder, reward, head=None, **options):
         model=model,
         ref_model=reference,
         reward_funcs=reward,
+        reward_processing_classes=classes,
         args=OnlineDPOConfig(**settings),
         train_dataset=Dataset.from_dict({"prompt": [f"w{i} w3" for i in range(16)]}),
         processing_class=tiny.tokenizer(),
@@ -277,6 +278,63 @@ def test_a_reward_function_that_fails_inside_a_step_is_not_asked_again(tmp_path)
     with pytest.raises(ZeroDivisionError):
         list(trained_online(tmp_path, divided))
     assert asked == [4]
+
+
+@INSIDE
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("value", "word"), [(math.inf, "infinite"), (math.nan, "NaN")])
+def test_rewards_that_are_summed_before_anybody_sees_them(tmp_path, value, word):
+    (watch,) = trained_online(tmp_path, returning(value))
+    (found,) = [one for one in watch.findings if one.code == "NS704"]
+    assert word in found.cause
+    assert found.source.function == "judge"
+
+
+@INSIDE
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_whose_scores_are_summed_before_anybody_sees_them(tmp_path):
+    from transformers import Qwen2ForSequenceClassification
+
+    config = policy(tmp_path).config
+    config.num_labels = 1
+    scorer = Qwen2ForSequenceClassification(config)
+    with torch.no_grad():
+        scorer.score.weight[0, 3] = math.nan
+    scorer.config._name_or_path = "scorer"
+    hooks = dict(scorer._forward_hooks)
+    (watch,) = trained_online(tmp_path, scorer, classes=tiny.tokenizer())
+    (found,) = [one for one in watch.findings if one.code == "NS704"]
+    assert "100 % of the rewards" in found.cause
+    assert "is a model whose weights are float32" in found.lines[0]
+    assert dict(scorer._forward_hooks) == hooks
+
+
+@needs("trl", "1.16", "the trainer is not there before it")
+@pytest.mark.filterwarnings("ignore")
+def test_reward_functions_without_names(tmp_path):
+    from datasets import Dataset
+    from trl.experimental.a2po import A2POConfig, A2POTrainer
+
+    settings = tiny.training_args(tmp_path, max_steps=2) | {"per_device_train_batch_size": 2}
+    asked = []
+
+    def judge(completions, **_):
+        asked.append(1)
+        return [math.nan if len(asked) > 2 else float(len(each)) for each in completions]
+
+    trainer = A2POTrainer(
+        model=policy(tmp_path),
+        reward_funcs=judge,
+        args=A2POConfig(**settings, max_completion_length=4, num_value_samples=2),
+        train_dataset=Dataset.from_dict({"prompt": [f"w{i} w3" for i in range(4)]}),
+        processing_class=tiny.tokenizer(),
+    )
+    watch = nanstop.watch(trainer, out=tmp_path / "out", policy="skip")
+    trainer.train()
+    watch.close()
+    (told, *_) = watch.incidents
+    assert told.diagnoses[0].code == "NS704"
+    assert told.diagnoses[0].where == "judge"
 
 
 GOES_ON = needs("trl", "1.0", "before it an infinite reward is a NaN advantage")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from inspect import iscoroutinefunction, unwrap
 from types import CodeType
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
 __tracebackhide__ = passes_through
 
-_REWARDS, _LOGPS = "_calculate_rewards", "_get_per_token_logps_and_entropies"
+_REWARDS = ("_calculate_rewards", "_calculate_rewards_from_functions")
+_LOGPS = "_get_per_token_logps_and_entropies"
 Note = Callable[[str, Any], None]
 
 
@@ -62,7 +64,8 @@ class Objective:
 
     def install(self, patches: Patches) -> None:
         """Put the patches in place where the trainer has what they stand in for."""
-        for name, stand_in in ((_REWARDS, self._on_rewards), (_LOGPS, self._on_logps)):
+        scores = [(name, self._on_rewards) for name in _REWARDS]
+        for name, stand_in in (*scores, (_LOGPS, self._on_logps)):
             original = getattr(self._trainer, name, None)
             if original is not None:
                 patches.set(self._trainer, name, functools.partial(stand_in, original))
@@ -127,33 +130,41 @@ class Objective:
         trainer = self._trainer
         if not trainer.model.training:
             return original(*args, **kwargs)
-        functions = trainer.reward_funcs
-        counts: dict[int, int | None] = {}
-        trainer.reward_funcs = [_counted(f, i, counts) for i, f in enumerate(functions)]
-        try:
-            rewards = original(*args, **kwargs)
-        finally:
-            trainer.reward_funcs = functions
+        functions, asked = trainer.reward_funcs, Asked()
+        with asked.listening(functions) as listened:
+            trainer.reward_funcs = listened
+            try:
+                rewards = original(*args, **kwargs)
+            finally:
+                trainer.reward_funcs = functions
         self._generated_at = trainer.state.global_step
         if isinstance(rewards, Tensor) and rewards.dim() == 2:
-            self._judge(rewards.tolist(), counts)
+            self._judge(dict(enumerate(rewards.T.tolist())), asked.num_none)
+        else:  # one number a completion, in which what is no number may be left out already
+            self._judge(asked.columns(), asked.num_none)
         return rewards
 
-    def _judge(self, rows: list[list[float]], num_none: Mapping[int, int | None]) -> None:
-        """Note the share of rewards that are not numbers.
+    def _judge(
+        self, columns: Mapping[int, list[float]], num_none: Mapping[int, int | None]
+    ) -> None:
+        """Note the share of rewards that are not numbers, by the place of their function.
 
         A None that stands for "not mine" is none of them.
         """
         self._signals = ()
-        for place, name in enumerate(self._trainer.reward_func_names):
-            column = [row[place] for row in rows]
+        names = _names(self._trainer)
+        for place, column in columns.items():
+            name = names[place]
             num_inf = sum(map(math.isinf, column))
             none = num_none.get(place, 0)
             num_nan = sum(map(math.isnan, column)) - none if none is not None else 0
-            self._bad(f"{INF}{name}", num_inf, len(rows), name, math.inf)
-            self._bad(f"{NAN}{name}", num_nan, len(rows), name, math.nan)
+            self._bad(f"{INF}{name}", num_inf, len(column), name, math.inf)
+            self._bad(f"{NAN}{name}", num_nan, len(column), name, math.nan)
             huge = [abs(one) for one in column if LARGEST_REWARD < abs(one) < math.inf]
-            self._bad(f"{HUGE}{name}", len(huge), len(rows), name, max(huge, default=0.0))
+            self._bad(f"{HUGE}{name}", len(huge), len(column), name, max(huge, default=0.0))
+        if len(columns) < len(names):
+            return
+        rows = list(zip(*columns.values(), strict=False))
         unscored = sum(all(map(math.isnan, row)) for row in rows)
         self._bad(UNSCORED, unscored, len(rows), "", math.nan)
 
@@ -180,11 +191,19 @@ def reward_models(trainer: Any) -> tuple[tuple[str, str], ...]:
     return tuple((name, format_name(one.dtype)) for name, one in first if one is not None)
 
 
-def _named_rewards(trainer: Any) -> list[tuple[Any, Any]]:
-    functions, names = (getattr(trainer, f"reward_func{s}", None) for s in ("s", "_names"))
-    if not isinstance(functions, (list, tuple)) or not isinstance(names, (list, tuple)):
+def _named_rewards(trainer: Any) -> list[tuple[Any, str]]:
+    functions = getattr(trainer, "reward_funcs", None)
+    if not isinstance(functions, (list, tuple)):
         return []
-    return list(zip(functions, names, strict=False))
+    return list(zip(functions, _names(trainer), strict=True))
+
+
+def _names(trainer: Any) -> list[str]:
+    """Return what a trainer calls its reward functions, or what they are called."""
+    functions, names = trainer.reward_funcs, getattr(trainer, "reward_func_names", None)
+    if isinstance(names, (list, tuple)) and len(names) == len(functions):
+        return list(map(str, names))
+    return [str(getattr(one, "__name__", type(one).__name__)) for one in functions]
 
 
 def _code(function: Any) -> CodeType | None:
@@ -205,27 +224,64 @@ def has_own_loss(trainer: Any) -> bool:
     return any(one is not None and not is_of_library(one) for one in functions)
 
 
-def _counted(function: Any, place: int, counts: dict[int, int | None]) -> Any:
-    """Return the reward function with its None counted.
+class Asked:
+    """What each reward function answered while it was listened to, by its place."""
 
-    None, too, becomes NaN, and says something else.
+    def __init__(self) -> None:
+        self.num_none: dict[int, int | None] = {}
+        """None, too, becomes NaN, and says something else. None where it is not known: of an answer
+        that can be read once only, or that comes later.
+        """
+        self._answers: dict[int, Any] = {}
 
-    A model, and a function that answers later, stay as they are; of an answer that can be read once
-    only, as of one that comes later, it is not known.
-    """
-    if isinstance(function, nn.Module):
-        return function
-    if iscoroutinefunction(function) or iscoroutinefunction(function.__call__):
-        counts[place] = None
-        return function
+    @contextmanager
+    def listening(self, functions: Sequence[Any]) -> Iterator[list[Any]]:
+        """Yield functions that answer what ``functions`` do. A model, and a function that answers
+        later, stay as they are.
+        """
+        models = [(i, one) for i, one in enumerate(functions) if isinstance(one, nn.Module)]
+        hooks = [m.register_forward_hook(functools.partial(self._scored, i)) for i, m in models]
+        try:
+            yield [self._counted(one, place) for place, one in enumerate(functions)]
+        finally:
+            for hook in hooks:
+                hook.remove()
 
-    @functools.wraps(function)
-    def counting(*args: Any, **kwargs: Any) -> Any:
-        answer = function(*args, **kwargs)
-        if isinstance(answer, list | tuple):
-            counts[place] = sum(each is None for each in answer)
-        else:
-            counts[place] = 0 if hasattr(answer, "dtype") else None
-        return answer
+    def columns(self) -> dict[int, list[float]]:
+        """Return the rewards that are known. Synchronises the device where a model gave them."""
+        found = {place: _numbers(answer) for place, answer in self._answers.items()}
+        return {place: found[place] for place in sorted(found) if found[place]}
 
-    return counting
+    def _scored(self, place: int, _model: nn.Module, _args: Any, output: Any) -> None:
+        logits = getattr(output, "logits", None)
+        if isinstance(logits, Tensor) and logits.dim() == 2:
+            self._answers[place] = logits.detach()[:, 0]
+
+    def _counted(self, function: Any, place: int) -> Any:
+        if isinstance(function, nn.Module):
+            return function
+        if iscoroutinefunction(function) or iscoroutinefunction(function.__call__):
+            self.num_none[place] = None
+            return function
+
+        @functools.wraps(function)
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            answer = function(*args, **kwargs)
+            if isinstance(answer, list | tuple):
+                self.num_none[place] = sum(each is None for each in answer)
+                self._answers[place] = answer
+            else:
+                self.num_none[place] = 0 if hasattr(answer, "dtype") else None
+                self._answers[place] = answer if hasattr(answer, "dtype") else ()
+            return answer
+
+        return counting
+
+
+def _numbers(answer: Any) -> list[float]:
+    """Return rewards as numbers, and none where they are something else."""
+    rows = answer.tolist() if hasattr(answer, "tolist") else answer
+    try:
+        return [math.nan if one is None else float(one) for one in rows]
+    except (TypeError, ValueError):
+        return []

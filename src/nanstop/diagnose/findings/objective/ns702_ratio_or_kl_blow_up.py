@@ -70,6 +70,10 @@ MOST_KL = 20.0
 """Nats a token on average; the logarithm of a vocabulary of 256000 is 12.5."""
 MOST_RATIO = 1.0
 """Nats a token on average, after updates on the same completions: a factor of e each."""
+_ANOTHER_MODEL = (
+    "look whether the reference is the model that training starts from, with weights that are as "
+    "they were saved"
+)
 OVERFLOWS = ("exp", "exp2", "expm1")
 
 
@@ -136,8 +140,12 @@ def _edge(dtype: str) -> str:
 
 
 def _drift(evidence: Evidence) -> Diagnosis | None:
-    kl = [abs(value) for _, value in series_values(evidence, "kl")[-1:]]
+    logged = [(step, abs(value)) for step, value in series_values(evidence, "kl")]
+    kl = [value for _, value in logged[-1:]]
     if kl and (kl[0] >= MOST_KL or math.isinf(kl[0])):
+        step, first = logged[0]
+        if step <= 1 and first >= MOST_KL:
+            return _apart(first)
         cause = f"the estimate of the KL divergence is {number(kl[0])} nats a token"
         return _moved(cause, certain=kl[0] >= MOST_KL**2)
     gap, first = typical(evidence, RATIO, last=4), typical(evidence, RATIO_AT_ONCE)
@@ -146,6 +154,19 @@ def _drift(evidence: Evidence) -> Diagnosis | None:
     before = f", {number(first)} before the first one" if first is not None else ""
     cause = f"log-probabilities move {number(gap)} nats a token within the updates of one batch"
     return _moved(cause + before, certain=False)
+
+
+def _apart(first: float) -> Diagnosis:
+    """Return the finding of two policies that were far apart before any update."""
+    return Diagnosis(
+        code="NS702",
+        title="the policy is far from the one it is compared with",
+        cause=f"the estimate of the KL divergence is {number(first)} nats a token at step 0, "
+        "before any update",
+        confidence="certain" if first >= MOST_KL**2 else "likely",
+        lines=(_ANOTHER_MODEL,),
+        where="policy",
+    )
 
 
 def _moved(cause: str, *, certain: bool) -> Diagnosis:

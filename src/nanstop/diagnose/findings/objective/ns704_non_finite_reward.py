@@ -150,7 +150,7 @@ _DERIVED = (
 def _absorbed(evidence: Evidence) -> Diagnosis | None:
     kinds: tuple[tuple[str, str, Confidence], ...] = (
         (INF, "infinite: their groups' advantages are 0, or overflow", "certain"),
-        (NAN, "NaN: these completions teach nothing", "certain"),
+        (NAN, "NaN: such a completion teaches nothing, or counts as if it were worth 0", "certain"),
         (HUGE, _TOO_LARGE, "certain"),
         (UNSCORED, "missing: no function scored the completion", "likely"),
     )

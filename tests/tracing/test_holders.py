@@ -1,0 +1,57 @@
+"""Which line of a script gave a variable its value."""
+
+from nanstop.tracing.holders import holder_of
+
+
+def line_of(folder, text):
+    """Return the text of the line that ``rows[0]["x"]`` of a script is said to come of."""
+    path = folder / "a_script.py"
+    path.write_text("import torch\n" + text)
+    known = {"holder_of": holder_of, "__name__": "a_script"}
+    exec(compile(path.read_text(), str(path), "exec"), known)
+    told = known["told"]
+    return told.name, told.line.text if told.line is not None else None
+
+
+def test_the_last_line_before_the_one_that_runs(tmp_path):
+    text = """
+rows = [{"x": torch.ones(2)}]
+if len(rows) == 1:
+    rows = [{"x": torch.zeros(2)}]
+told = holder_of(rows[0]["x"])
+rows = []
+"""
+    assert line_of(tmp_path, text) == ("rows[0]['x']", 'rows = [{"x": torch.zeros(2)}]')
+
+
+def test_a_write_to_an_element_of_an_element(tmp_path):
+    text = """
+rows = [{"x": torch.ones(2)}]
+rows[0]["x"][1] = float("nan")
+told = told if "told" in globals() else holder_of(rows[0]["x"])
+"""
+    assert line_of(tmp_path, text) == ("rows[0]['x']", 'rows[0]["x"][1] = float("nan")')
+
+
+ARMS = """
+which = {which!r}
+if which == "a":
+    rows = [{{"x": torch.ones(2)}}]
+    {inside}
+elif which == "b":
+    rows = [{{"x": torch.zeros(2)}}]
+else:
+    rows = [{{"x": torch.full((2,), 2.0)}}]
+told = told if "told" in globals() else holder_of(rows[0]["x"])
+"""
+
+
+def test_arms_of_which_one_has_run(tmp_path):
+    for which in "abc":
+        text = ARMS.format(which=which, inside="pass")
+        assert line_of(tmp_path, text) == ("rows[0]['x']", None)
+
+
+def test_the_arm_that_runs(tmp_path):
+    text = ARMS.format(which="a", inside='told = holder_of(rows[0]["x"])')
+    assert line_of(tmp_path, text) == ("rows[0]['x']", 'rows = [{"x": torch.ones(2)}]')

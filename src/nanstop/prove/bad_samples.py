@@ -44,9 +44,9 @@ def bad_rows(failing: FailingStep) -> tuple[int, ...] | None:
     """Return the samples that fail when all others are left out;
     None where samples cannot be told apart.
 
-    One undone run a sample, of many samples one of each half that fails. A loss over several samples (a batch statistic, a pair) may not run on
-    one alone, or may fail on any: then nothing is said. Where the failure is an exception, one of a
-    sample alone is its failure.
+    One undone run a sample, of many samples one of each half that fails. A loss over several
+    samples (a batch statistic, a pair) may not run on one alone, or may fail on any: then nothing
+    is said. Where the failure is an exception, one of a sample alone is its failure.
     """
     rows = num_samples(failing.step.batches[failing.micro])
     if failing.update or rows is None:

@@ -55,7 +55,7 @@ def bad_rows(failing: FailingStep) -> tuple[int, ...] | None:
         return (0,)
     if rows > _MAX_ROWS:
         return _bad_by_halves(failing, rows)
-    fails = [_fails_alone(failing, range(row, row + 1), rows) for row in range(rows)]
+    fails = [_fails_alone(failing, range(row, row + 1)) for row in range(rows)]
     if None in fails:
         return None
     return tuple(row for row, failed in enumerate(fails) if failed)
@@ -114,7 +114,7 @@ def _bad_by_halves(failing: FailingStep, rows: int) -> tuple[int, ...] | None:
     num_runs = 0
     while parts:
         halves = [parts.pop(), parts.pop()]
-        fails = [_fails_alone(failing, half, rows) for half in halves]
+        fails = [_fails_alone(failing, half) for half in halves]
         num_runs += 2
         if None in fails or not any(fails) or num_runs > _MAX_RUNS:
             return None
@@ -127,11 +127,11 @@ def _bad_by_halves(failing: FailingStep, rows: int) -> tuple[int, ...] | None:
     return tuple(sorted(bad))
 
 
-def _fails_alone(failing: FailingStep, some: range, rows: int) -> bool | None:
+def _fails_alone(failing: FailingStep, some: range) -> bool | None:
     """Return whether some samples fail by themselves; None where they cannot be run so."""
     batch = failing.step.batches[failing.micro]
     try:
-        alone = without(batch, tuple(other for other in range(rows) if other not in some))
+        alone = only(batch, tuple(some))
     except NanstopError:
         return None
     run = failing.attempt(batch=alone, under=nullcontext)
@@ -143,6 +143,11 @@ def _fails_alone(failing: FailingStep, some: range, rows: int) -> bool | None:
 def without(batch: Batch, rows: tuple[int, ...]) -> Batch:
     """Return the batch without some samples. Errors: ``NanstopError`` where none would be left."""
     return rebatch(batch, tuple(Atom(remedy="drop_sample", target=f"0:{row}") for row in rows))
+
+
+def only(batch: Batch, rows: tuple[int, ...]) -> Batch:
+    """Return the batch with no other samples than these; errors as ``without``."""
+    return without(batch, tuple(set(range(num_samples(batch) or 0)) - set(rows)))
 
 
 def changes_new_outputs_only(

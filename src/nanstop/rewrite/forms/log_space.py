@@ -11,13 +11,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from nanstop.rewrite.draft import Draft, NotKnownError
-from nanstop.rewrite.forms.logarithms import (
-    log_cosh,
-    log_erfc,
-    log_expm1,
-    log_i0,
-    log_tail,
-)
+from nanstop.rewrite.forms import logarithms
+from nanstop.rewrite.forms.logarithms import log_floored, log_tail
 from nanstop.rewrite.operations import CHEAP, Operation, number_of, same
 from nanstop.rewrite.source import expressions_of, is_closed, parsed
 
@@ -26,7 +21,16 @@ _VANISHES = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
 _BASES = {"log2": math.log(2), "log10": math.log(10)}
 _HALVES = "0.693"
 """Where either half of log(1 - exp(-x)) has lost one bit: log(2)."""
-_SELECTS = CHEAP | {"gather", "index_select", "masked_select", "float", "clone", "diag", "diagonal"}
+_SELECTS = CHEAP | {
+    "gather",
+    "index_select",
+    "masked_select",
+    "float",
+    "clone",
+    "diag",
+    "diagonal",
+    "flip",
+}
 
 
 def rewrite_in_log_space(draft: Draft) -> bool:
@@ -161,6 +165,10 @@ def _log_product(draft: Draft, found: Operation) -> str | None:
 def _log_of_both(sign: str) -> Callable[[Draft, Operation], str | None]:
     def made(draft: Draft, found: Operation) -> str | None:
         parts = [_log_of_positive(draft, one) for one in found.args]
+        numbers = [number_of(one) for one in found.args]
+        if len(parts) == 2 and parts.count(None) == 1 and numbers == [None, None]:
+            place = parts.index(None)  # of what is negative it is NaN, and not shown
+            parts[place] = f"{draft.torch('log')}({draft.text(found.args[place])})"
         if len(parts) != 2 or parts[0] is None or parts[1] is None or found.keywords:
             return None
         if all(number_of(one) is not None for one in found.args):
@@ -203,6 +211,9 @@ def _log_added(draft: Draft, found: Operation) -> str | None:
             return log_tail(draft, inner)
         if number is not None and 0 <= number <= _VANISHES.get(draft.dtype, 0.0):
             return log_of(draft, other)
+        log = log_of(draft, other) if number is not None and number > 0 else None
+        if number is not None and log is not None and "sumexp(" in log:
+            return log_floored(draft, closed(log), number)
     return None
 
 
@@ -244,10 +255,10 @@ _LOGS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "softmax": _log_softmax,
     "sigmoid": _log_sigmoid,
     "exp": _log_exp,
-    "cosh": log_cosh,
-    "expm1": log_expm1,
-    "i0": log_i0,
-    "erfc": log_erfc,
+    "cosh": logarithms.log_cosh,
+    "expm1": logarithms.log_expm1,
+    "i0": logarithms.log_i0,
+    "erfc": logarithms.log_erfc,
     "sum": _log_sum,
     "cumsum": _log_running_sum,
     "prod": _log_product,

@@ -4,7 +4,6 @@ a weighted mean never makes the exponential itself.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -34,12 +33,12 @@ def product(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
 
 
 def _of_two(first: Shadow, second: Shadow) -> Shadow | None:
-    factors = [one.factor for one in (first, second) if one.factor is not None]
-    if not factors:
+    own, other = first.factor, second.factor
+    factor = own or other
+    if factor is None:
         return None
-    return Shadow(
-        lambda: first.log() + second.log(), factor=lambda: math.prod(one() for one in factors)
-    )
+    both = (lambda: own() * other()) if own is not None and other is not None else factor
+    return Shadow(lambda: first.log() + second.log(), factor=both)
 
 
 def number(shadow: Shadow) -> Tensor:

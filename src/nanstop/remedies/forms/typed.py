@@ -72,7 +72,7 @@ class Typed:
         self._note(scope, one, call)
         result = self._computed(scope, one) if self._is_replaced(one) else None
         result = call.run() if result is None else result
-        self._given[scope, ast.dump(one.node)] = result
+        self._keep(scope, one.node, result)
         return result
 
     def _meant(self, frame: FrameType, name: str) -> Operation | None:
@@ -118,10 +118,21 @@ class Typed:
         if isinstance(one.node, ast.BinOp) and self._is_turned(scope, one, given):
             given = given[::-1]
         for node, value in zip(one.args, given, strict=False):
-            self._given[scope, ast.dump(node)] = value
+            self._keep(scope, node, value)
         for name, node in one.keywords.items():
             if name in call.kwargs:
-                self._given[scope, ast.dump(node)] = call.kwargs[name]
+                self._keep(scope, node, call.kwargs[name])
+
+    def _keep(self, scope: ast.AST, node: ast.expr, value: Any) -> None:
+        """Keep what an expression is. Where it was another value, as in the call before, what is
+        made of it is no longer known.
+        """
+        key, text = (scope, ast.dump(node)), ast.dump(node)
+        if key in self._given and self._given[key] is not value:
+            made = [one for one in self._given if one[0] is scope and text in one[1]]
+            for one in made:
+                del self._given[one]
+        self._given[key] = value
 
     def _is_turned(self, scope: ast.AST, one: Operation, given: tuple[Any, ...]) -> bool:
         """Return whether torch was given the operands of a sum or a product the other way round: a
@@ -140,7 +151,7 @@ class Typed:
         for node in ast.walk(statement):
             if isinstance(node, ast.expr) and span_of(node) == span:
                 for read, value in _read_by(node, call):
-                    self._given[self._scope_of(node), ast.dump(read)] = value
+                    self._keep(self._scope_of(node), read, value)
 
     def _computed(self, scope: ast.AST, one: Operation) -> Any:
         assert self._found is not None

@@ -170,14 +170,14 @@ def test_python_does_not_say_before_311_where_in_a_line_it_is(tmp_path, monkeypa
 
 @needs_columns
 def test_what_the_call_before_compared_is_not_what_this_one_does():
-    text = HEAD + "    return torch.where(x <= y, x, 2 * x ** 0.5)\n"
-    made = FileChange("x.py", text, text.replace("x ** 0.5", "torch.where(x <= y, 1, x) ** 0.5"))
+    text = HEAD + "    return torch.where(x <= 0.5, x, 2 * x ** 0.5)\n"
+    made = FileChange("x.py", text, text.replace("x ** 0.5", "torch.where(x <= 0.5, 1, x) ** 0.5"))
     with typed([made]) as (found,):
         compute = function("x.py", text)
-        runs = [compute(x, torch.tensor(0.5)) for x in (X.abs(), -X.abs(), X.abs() + 0.4)]
+        runs = [compute(x, COUNT) for x in (X.abs(), -X.abs(), X.abs() + 0.4)]
     assert found.is_run
     compute = function("x.py", made.after)
-    wanted = [compute(x, torch.tensor(0.5)) for x in (X.abs(), -X.abs(), X.abs() + 0.4)]
+    wanted = [compute(x, COUNT) for x in (X.abs(), -X.abs(), X.abs() + 0.4)]
     assert all(map(torch.equal, runs, wanted))
 
 

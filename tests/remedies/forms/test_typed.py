@@ -97,6 +97,12 @@ CASES = {
         "log",
         {},
     ),
+    "beside others in its line": (
+        "z = x * y; e = torch.log(z) + x / y; return e.exp() + x",
+        "form",
+        "div",
+        {"inf": 1},
+    ),
     "share": (
         "e = torch.exp(x * 200)\n    return e / e.sum(-1, keepdim=True)",
         "stable_form",

@@ -25,7 +25,7 @@ from nanstop.replay.path import no_choices
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.operations import Operation, number_of
 from nanstop.rewrite.replaced import Replaced, copied, operations_in_order, replaced
-from nanstop.rewrite.source import COMPREHENSIONS, SCOPES, UNSURE, Source, span_at, span_of
+from nanstop.rewrite.source import COMPREHENSIONS, SCOPES, UNSURE, Source, Span, span_at, span_of
 from nanstop.tracebacks import place_of
 
 _OF_PYTHON = frozenset({"max", "min", "len", "float", "int", "abs", "tuple"})
@@ -48,7 +48,7 @@ class Typed:
         self._file = change.file
         self._old = Source(change.before)
         self._found: Replaced | None = replaced(self._old, Source(change.after))
-        self._statements: dict[int, ast.stmt | None] = {}
+        self._statements: dict[int, tuple[ast.stmt, ...]] = {}
         self._operations: dict[ast.stmt, dict[str, list[Operation]]] = {}
         self._met: Counter[tuple[ast.stmt, str]] = Counter()
         self._given: dict[tuple[ast.AST, str], Any] = {}
@@ -77,9 +77,9 @@ class Typed:
 
     def _meant(self, frame: FrameType, name: str) -> Operation | None:
         """Return the operation of a name that a frame makes just now."""
-        statement = self._statement(frame.f_lineno)
-        same = [] if statement is None else self._named(statement, name)
         span = span_at(*place_of(frame))
+        statement = self._statement(frame.f_lineno, span)
+        same = [] if statement is None else self._named(statement, name)
         if span is not None:
             at_end = [one for one in same if span_of(one.node)[1] == span[1]]
             exact = [one for one in at_end if span_of(one.node) == span]
@@ -101,10 +101,14 @@ class Typed:
     def _is_replaced(self, one: Operation) -> bool:
         return self._found is not None and one.node in self._found.by
 
-    def _statement(self, line: int) -> ast.stmt | None:
+    def _statement(self, line: int, span: Span | None) -> ast.stmt | None:
+        """Return the statement of a line that a span lies in, the last of them without a span."""
         if line not in self._statements:
-            self._statements[line] = self._old.statement_at(line)
-        return self._statements[line]
+            self._statements[line] = self._old.statements_at(line)[::-1]
+        for one in self._statements[line]:
+            if span is None or _lies_in(span, one):
+                return one
+        return None
 
     def _named(self, statement: ast.stmt, name: str) -> list[Operation]:
         if statement not in self._operations:
@@ -145,7 +149,8 @@ class Typed:
 
     def _note_others(self, frame: FrameType, call: Call) -> None:
         """Note what is read by an index or by a method that no rewriting knows."""
-        statement, span = self._statement(frame.f_lineno), span_at(*place_of(frame))
+        span = span_at(*place_of(frame))
+        statement = self._statement(frame.f_lineno, span)
         if statement is None or span is None:
             return
         for node in ast.walk(statement):
@@ -186,6 +191,13 @@ class Typed:
         for part in rest:
             found = getattr(found, part)
         return found
+
+
+def _lies_in(span: Span, statement: ast.stmt) -> bool:
+    (line, column), (last, end) = span
+    start = statement.lineno, statement.col_offset
+    stop = statement.end_lineno or statement.lineno, statement.end_col_offset or 0
+    return start <= (line or 0, column or 0) and (last or 0, end or 0) <= stop
 
 
 def _read_by(node: ast.expr, call: Call) -> Iterator[tuple[ast.expr, Any]]:

@@ -837,6 +837,35 @@ def test_update_names_the_vanishing_eps_and_the_parameter():
     ]
 
 
+@pytest.mark.parametrize(("above", "least", "is_said"), [(3e3, 1e-40, True), (1e30, 0.5, False)])
+def test_what_an_overflowing_quotient_divides_by_is_told(above, least, is_said):
+    operands = (stats("float32", absmax=above), stats("float32", absmin_nonzero=least))
+    failing = event(op="aten.div.Tensor", dtype="float32", wider="finite", inputs=operands)
+    found = check("NS201", evidence(localization(failing)))
+    assert ("it divides by numbers as small as 1e-40" in found.lines) == is_said
+    assert found.usual_cure.startswith("keep what it divides by" if is_said else "no format")
+
+
+@pytest.mark.parametrize(("zeros", "said"), [(2, " where they are 0"), (3, ""), (0, "")])
+def test_a_pole_at_0_is_told(zeros, said):
+    failing = event(
+        op="aten.lgamma.default",
+        dtype="float32",
+        wider="nonfinite",
+        inputs=(stats("float32", zeros=zeros),),
+    )
+    found = check("NS204", evidence(localization(failing)))
+    assert f"born here: Inf from finite inputs{said}, for these" in found.cause
+
+
+@pytest.mark.parametrize(("length", "said"), [(300.0, "a smaller learning rate: "), (1e-3, "ask ")])
+def test_gradients_without_a_norm_of_an_immense_rate_ask_for_a_smaller_one(length, said):
+    step = StepLength(lr=length, length=length, weight=0.05)
+    given = account_cases.accounts({}, {}, {}, arrived=1e20, consumed=0.0, factor=0.0)
+    facts = replace(given.facts, optimizer=replace(adamw(length), step=step))
+    assert check("NS307", replace(given, facts=facts)).usual_cure.startswith(said)
+
+
 def test_an_eps_is_named_for_sure_only_where_a_divisor_was_seen_to_lack_it():
     """A square that leaves float16 is no division, whatever eps an optimizer has."""
     square = replace(UPDATE.first_bad, op="aten.mul.Tensor", wider="finite")

@@ -2,6 +2,7 @@
 
 import inspect
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from nanstop.localize.localize import localize
 from nanstop.prove import exact
 from nanstop.prove.exact import ExactRuns
 from nanstop.prove.failing_step import FailingStep
+from nanstop.prove.form_evidence import is_better_computed
 from nanstop.prove.prove import prove_step
 from nanstop.records import Atom
+from nanstop.remedies.apply import applied
 from nanstop.replay.rerun import Attempt
 
 
@@ -30,6 +33,32 @@ def proof_of(model, loss, batches, *candidates, micros=(0,)):
 
 def island(target, value="float32->input"):
     return (Atom(remedy="island", target=target, value=value),)
+
+
+def squashed(net, batch):
+    scores = net(batch["x"]) + 0.01 * torch.randn_like(batch["x"])
+    return torch.log(1 - torch.tanh(scores) ** 2).mean()
+
+
+@pytest.mark.parametrize("size", [12.0, 17.6])
+@pytest.mark.parametrize("value", ["log_space", "guarded"])
+def test_a_form_may_keep_digits_that_float64_loses(size, value):
+    """Of 1 - tanh(17.6)^2 float64 has two digits: what it gives is near, and no measure."""
+    torch.manual_seed(0)
+    step = FnStep(nn.Linear(1, 1, bias=False), squashed, [{"x": torch.full((5, 1), size)}])
+    with torch.no_grad():
+        step.view.root.weight.fill_(1.0)
+    failing = FailingStep(step=step, micro=0, micros=(0,))
+    runs = ExactRuns(failing)
+    assert (runs.of(0).failed, runs.dtype) == (False, torch.float64)
+    line = squashed.__code__.co_firstlineno + 2
+    remedy = "stable_form" if value == "log_space" else "form"
+    atoms = (Atom(remedy=remedy, target=f"{__file__}:{line}", value=value),)
+    run = runs.attempt(0, under=partial(applied, step.view, atoms))
+    assert not run.failed
+    assert is_better_computed(failing, runs, atoms, run) == (value == "log_space")
+    gap = abs(run.loss / runs.of(0).loss - 1)
+    assert value == "guarded" or (gap > 1e-4) == (size > 17)
 
 
 class Overflowing(nn.Module):

@@ -60,6 +60,14 @@ LOG_SPACE = {
     "return torch.log(torch.cumsum(torch.exp(x), dim=1)).mean()": (
         "return torch.logcumsumexp(x, dim=1).mean()"
     ),
+    "return torch.log((y.abs() * torch.exp(x)).sum(-1))": (
+        "return torch.logsumexp(torch.log(y.abs()) + x, -1)"
+    ),
+    "cum = torch.cumsum(x.exp().flip(1), 1).flip(1)\nreturn torch.log(cum + 1e-10) - x": (
+        "cum = torch.cumsum(x.exp().flip(1), 1).flip(1)\n"
+        "    return (F.softplus(torch.logcumsumexp(x.flip(1), 1).flip(1) + 23.02585) - 23.02585)"
+        " - x"
+    ),
     "return torch.log(torch.special.i0(x * y)).mean()": (
         "grown = x * y\n    return (torch.log(torch.special.i0e(grown)) + grown.abs()).mean()"
     ),
@@ -214,7 +222,7 @@ ALONE = [
     "return torch.exp(x) / torch.exp(x).sum(-1)",
     "return F.binary_cross_entropy(x, y)",
     "p = torch.softmax(x, -1)\nx = x * 2\nreturn torch.log(p)",
-    "p = torch.softmax(x, -1)\np = p * y\nreturn torch.log(p)",
+    "p = torch.softmax(x, -1)\np = p - y\nreturn torch.log(p)",
     "p = torch.softmax(x, -1)\nq = p * 0.5\nx = x * 2\nreturn torch.log(q)",
     "p = torch.softmax(x, -1)\np[0] = 0.5\nreturn torch.log(p)",
     "p = torch.softmax(x, -1)\np.clamp_(min=0.1)\nreturn torch.log(p)",
@@ -395,6 +403,10 @@ GUARDED = {
     ("return torch.nn.functional.mse_loss(x[y > 0], y[y > 0])", "mse_loss"): (
         "return torch.nn.functional.mse_loss"
         '(chosen, y[y > 0], reduction="sum") / max(chosen.numel(), 1)'
+    ),
+    ("return torch.stack([x[y[:, 0] > -c].mean(0) for c in range(3)])", "mean"): (
+        "return torch.stack([x[y[:, 0] > -c].sum(0) / max(x[y[:, 0] > -c].shape[0], 1)"
+        " for c in range(3)])"
     ),
     ("return x[y.sum(-1) > 0].mean(0)", "mean"): "return chosen.sum(0) / max(chosen.shape[0], 1)",
     ("return x[y.sum(-1) > 0].std()", "std"): (

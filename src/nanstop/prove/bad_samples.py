@@ -26,6 +26,8 @@ from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import Batch
 
 _MAX_ROWS = 32
+"""More samples than that are halved, and only what fails is looked into further."""
+_MAX_RUNS = 64
 _TIMES_AVERAGE = 2.0
 """Times the share of a softmax of as many average classes that new rows may take.
 
@@ -42,16 +44,18 @@ def bad_rows(failing: FailingStep) -> tuple[int, ...] | None:
     """Return the samples that fail when all others are left out;
     None where samples cannot be told apart.
 
-    One undone run a sample. A loss over several samples (a batch statistic, a pair) may not run on
-    one alone, or may fail on any: then nothing is said. Where the failure is an exception, one of a
-    sample alone is its failure.
+    One undone run a sample, of many samples one of each half that fails. A loss over several
+    samples (a batch statistic, a pair) may not run on one alone, or may fail on any: then nothing
+    is said. Where the failure is an exception, one of a sample alone is its failure.
     """
     rows = num_samples(failing.step.batches[failing.micro])
-    if failing.update or rows is None or rows > _MAX_ROWS:
+    if failing.update or rows is None:
         return None
     if rows == 1:
         return (0,)
-    fails = [_fails_alone(failing, row, rows) for row in range(rows)]
+    if rows > _MAX_ROWS:
+        return _bad_by_halves(failing, rows)
+    fails = [_fails_alone(failing, range(row, row + 1)) for row in range(rows)]
     if None in fails:
         return None
     return tuple(row for row, failed in enumerate(fails) if failed)
@@ -101,11 +105,33 @@ def atoms_for(failing: FailingStep, atoms: tuple[Atom, ...], micro: int) -> tupl
     return (*rest, *(Atom(remedy="drop_sample", target=f"{micro}:{row}") for row in rows))
 
 
-def _fails_alone(failing: FailingStep, row: int, rows: int) -> bool | None:
-    """Return whether a sample fails by itself; None where it cannot be run so."""
+def _bad_by_halves(failing: FailingStep, rows: int) -> tuple[int, ...] | None:
+    """Return the samples that fail by themselves: what passes together has none. None where a part
+    fails whose halves pass, or where so many fail that it would take too many runs.
+    """
+    bad: list[int] = []
+    parts = [range(rows // 2), range(rows // 2, rows)]
+    num_runs = 0
+    while parts:
+        halves = [parts.pop(), parts.pop()]
+        fails = [_fails_alone(failing, half) for half in halves]
+        num_runs += 2
+        if None in fails or not any(fails) or num_runs > _MAX_RUNS:
+            return None
+        for half in (half for half, failed in zip(halves, fails, strict=True) if failed):
+            middle = half.start + len(half) // 2
+            if len(half) == 1:
+                bad.append(half.start)
+            else:
+                parts += [range(half.start, middle), range(middle, half.stop)]
+    return tuple(sorted(bad))
+
+
+def _fails_alone(failing: FailingStep, some: range) -> bool | None:
+    """Return whether some samples fail by themselves; None where they cannot be run so."""
     batch = failing.step.batches[failing.micro]
     try:
-        alone = without(batch, tuple(other for other in range(rows) if other != row))
+        alone = only(batch, tuple(some))
     except NanstopError:
         return None
     run = failing.attempt(batch=alone, under=nullcontext)
@@ -117,6 +143,11 @@ def _fails_alone(failing: FailingStep, row: int, rows: int) -> bool | None:
 def without(batch: Batch, rows: tuple[int, ...]) -> Batch:
     """Return the batch without some samples. Errors: ``NanstopError`` where none would be left."""
     return rebatch(batch, tuple(Atom(remedy="drop_sample", target=f"0:{row}") for row in rows))
+
+
+def only(batch: Batch, rows: tuple[int, ...]) -> Batch:
+    """Return the batch with no other samples than these; errors as ``without``."""
+    return without(batch, tuple(set(range(num_samples(batch) or 0)) - set(rows)))
 
 
 def changes_new_outputs_only(

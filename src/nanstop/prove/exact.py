@@ -218,31 +218,34 @@ class ExactRuns:
         plain = self._on(path, micro, batch=batch, under=nullcontext, without_update=True)
         return plain, self._on(path, micro, batch=batch, under=under, without_update=True)
 
-    def is_same_function(
-        self, micro: int, under: Under, batch: Batch | None, runs: tuple[Attempt, Attempt]
-    ) -> bool:
+    def is_same_function(self, micro: int, under: Under, batch: Batch | None = None) -> bool:
         """Return whether a context leaves loss and gradients of a batch as they are in float64, and
-        ``runs``, as it is and under the context, no farther from these: a form may keep digits that
-        the old one loses. False where there is no room for float64.
+        takes those in the run's format no farther from these: a form may keep digits that the old
+        one loses. All with the same draws. False where there is no room for float64.
         """
         if not self._may_widen():
             return False
+        path, around = Path(), self._around
+        plain, own, exact, formed = (
+            self._on(path, micro, batch=batch, under=one, without_update=True)
+            for one in (nullcontext, under, around(nullcontext), around(under))
+        )
+        gaps, own_gaps = gaps_between(plain, exact), gaps_between(own, exact)
+        if gaps is None or own_gaps is None or not agree(exact, formed):
+            return False
+        return own_gaps[0] <= max(gaps[0], SAME) and own_gaps[2] <= max(gaps[2], SAME)
 
+    def under(self, micro: int, under: Under) -> Attempt:
+        """Return the run of a micro-batch under a context, in float64 and on its path."""
+        return self.attempt(micro, under=self._around(under), without_update=True)
+
+    def _around(self, under: Under) -> Under:
         @contextmanager
-        def in_both() -> Iterator[None]:
+        def both() -> Iterator[None]:
             with self._in(torch.float64), under():
                 yield
 
-        path = Path()
-        exact, formed = (
-            self._on(path, micro, batch=batch, under=one, without_update=True)
-            for one in (partial(self._in, torch.float64), in_both)
-        )
-        plain, own = (gaps_between(run, exact) for run in runs)
-        if plain is None or own is None or not agree(exact, formed):
-            return False
-        (loss, _, gradient), (own_loss, _, own_gradient) = plain, own
-        return own_loss <= max(loss, SAME) and own_gradient <= max(gradient, SAME)
+        return both
 
     def coarsest_eps(self) -> float:
         """Return the spacing at 1 of the coarsest format that the run stores or computes in."""

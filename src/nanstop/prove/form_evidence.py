@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
+import torch
+
 from nanstop.prove.agreement import SAME, Gaps, agree, gaps_between, loss_gap
 from nanstop.prove.exact import ExactRuns
 from nanstop.prove.exact_update import is_same_update
@@ -158,14 +160,35 @@ def unchanged_elsewhere(failing: FailingStep, exact: ExactRuns, under: Under) ->
     """
     earlier = next(windows_before(failing), None)
     if earlier is not None:
-        plain, formed = ExactRuns(earlier).with_and_without(earlier.micro, under)
-        return None if plain.failed else agree(plain, formed)
+        there = ExactRuns(earlier)
+        runs = there.with_and_without(earlier.micro, under)
+        if runs[0].failed:
+            return None
+        return agree(*runs) or there.is_same_function(earlier.micro, under)
     for share in _NEARER:
         with _scaled(failing.step.view, share):
-            plain, formed = exact.with_and_without(failing.micro, under)
-            if not plain.failed:
-                return exact.is_same_function(failing.micro, under, None, (plain, formed))
+            if not exact.with_and_without(failing.micro, under)[0].failed:
+                return exact.is_same_function(failing.micro, under)
     return None
+
+
+def is_better_computed(
+    failing: FailingStep, exact: ExactRuns, atoms: tuple[Atom, ...], run: Attempt
+) -> bool:
+    """Return whether a step that no more than float64 can compute as it is, is the same function in
+    log space: ``run`` in the run's format, and the same to rounding in float64, in which it is the
+    exact one; or near to that where it loses digits (1 - tanh(x)^2), and the same elsewhere.
+    """
+    if exact.dtype is not torch.float64 or any(atom.remedy != "stable_form" for atom in atoms):
+        return False
+    under = partial(applied, failing.step.view, atoms)
+    formed, true = exact.under(failing.micro, under), exact.of(failing.micro)
+    if true.failed or not agree(formed, run):
+        return False
+    if agree(true, formed):
+        return True
+    is_near = _is_near(gaps_between(formed, true))
+    return is_near and bool(unchanged_elsewhere(failing, exact, under))
 
 
 @contextmanager

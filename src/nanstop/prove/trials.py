@@ -20,7 +20,7 @@ from nanstop.prove.bad_samples import (
     changes_new_outputs_only,
     healthy_rows,
     is_causal,
-    without,
+    only,
 )
 from nanstop.prove.exact import ExactRuns
 from nanstop.prove.failing_step import FailingStep
@@ -28,6 +28,7 @@ from nanstop.prove.form_evidence import (
     WHICH_NUMBER,
     bends,
     is_any_number,
+    is_better_computed,
     moves_loss,
     next_form,
     typed_forms,
@@ -184,7 +185,7 @@ class Trials:
     def _gaps_of_rows(self) -> list[Gaps]:
         if not self._healthy_rows:
             return []
-        batch = self._without_bad_rows(self._failing.micro)
+        batch = only(self._failing.step.batches[self._failing.micro], self._healthy_rows or ())
         try:
             gaps = self._exact.gaps_of_rows(self._failing.micro, batch)
         except ShortOfMemoryError:
@@ -262,8 +263,8 @@ class Trials:
         """
         others = self._others[:_MAX_OTHERS]
         if not others:
-            message = "it is the whole window: nothing would be left to update with"
-            return Trial(atoms=atoms, outcome="not_applicable", micro=micro, message=message)
+            said = "it is the whole window: nothing would be left to update with"
+            return Trial(atoms=atoms, outcome="not_applicable", micro=micro, message=said)
         runs = [self._failing.attempt(other, under=nullcontext) for other in others]
         failed = [place for place, run in zip(others, runs, strict=True) if run.failed]
         return Trial(
@@ -284,10 +285,6 @@ class Trials:
         """The micro-batches of the window that do not fail."""
         places = range(len(self._failing.step.batches))
         return tuple(micro for micro in places if micro not in self._failing.micros)
-
-    def _without_bad_rows(self, micro: int) -> Batch:
-        batch, healthy = self._failing.step.batches[micro], self._healthy_rows or ()
-        return without(batch, tuple(set(range(num_samples(batch) or 0)) - set(healthy)))
 
     def _key_of(
         self, atoms: tuple[Atom, ...], micro: int, run: Attempt, *, anew: bool
@@ -325,9 +322,10 @@ class Trials:
         leaves_out = _has(atoms, "drop_sample")
         passes = not self._exact.of(micro).failed
         by_rows = leaves_out or (are_forms(atoms) and bool(self._healthy_rows))
-        is_judged = passes and not (by_rows and self._exact.dtype is torch.float64)
-        if is_judged or micro != self._failing.micro:
+        if micro != self._failing.micro:
             return None
+        if passes and not (by_rows and self._exact.dtype is torch.float64):
+            return is_better_computed(self._failing, self._exact, atoms, run) or None
         is_unjudged = are_guards(atoms) and self._exact.misses_value
         if is_unjudged or moves_loss(self._failing, self._exact, atoms, run):
             return False
@@ -335,11 +333,12 @@ class Trials:
             return agree(self._exact.attempt(micro, without_update=True, under=nullcontext), run)
         if not self._healthy_rows:
             return self._unchanged_elsewhere(atoms)
-        only_healthy = self._without_bad_rows(micro)
+        own = self._failing.step.batches[micro]
+        only_healthy = only(own, self._healthy_rows)
         rest = self._failing.attempt(micro, batch=only_healthy, under=nullcontext)
         if leaves_out:
             return agree(rest, run)
-        share = len(self._healthy_rows) / (num_samples(self._failing.step.batches[micro]) or 1)
+        share = len(self._healthy_rows) / (num_samples(own) or 1)
         if passes and bends(self._exact, micro, run, rest, share):
             return False
         return self._is_unchanged(atoms, micro, only_healthy)
@@ -353,7 +352,7 @@ class Trials:
         if agree(plain, cured):
             return True
         if are_forms(atoms):
-            return self._exact.is_same_function(micro, under, batch, (plain, cured))
+            return self._exact.is_same_function(micro, under, batch)
         given = self._failing.step.batches[micro] if batch is None else batch
         return changes_new_outputs_only(
             self._failing, atoms, given, under=under, plain=plain, cured=cured
@@ -363,11 +362,11 @@ class Trials:
         """Return what is known of a cure where no sample of the failing micro-batch is healthy: by
         another one of the window, by the values that guards leave alone, or by the window before.
         """
-        under = partial(applied, self._view, atoms)
         if self._others and self._healthy_rows is not None:
             return self._is_unchanged(atoms, self._others[0])
         unchanged = values_unchanged(self._failing, atoms)
         if unchanged is None and are_forms(atoms):
+            under = partial(applied, self._view, atoms)
             unchanged = unchanged_elsewhere(self._failing, self._exact, under)
         # It passed, and so did another number, with the same loss and gradients.
         is_any = all(atom.remedy in NUMBERED for atom in atoms)

@@ -211,6 +211,14 @@ class Source:
                 found = node
         return found
 
+    def statements_at(self, line: int) -> tuple[ast.stmt, ...]:
+        """Return the innermost statements that a line belongs to: several with ``;`` between."""
+        last = self.statement_at(line)
+        if last is None:
+            return ()
+        beside = block_of(self.parents[last], last)
+        return tuple(one for one in beside if one.lineno <= line <= (one.end_lineno or line))
+
     def statement_of(self, node: ast.AST) -> ast.stmt:
         """Return the innermost statement around a node."""
         while not isinstance(node, ast.stmt):

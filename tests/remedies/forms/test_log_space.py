@@ -38,6 +38,10 @@ def by_group(into, numbers):
     return into.scatter_reduce(1, GROUPS, numbers, "sum").gather(1, GROUPS)
 
 
+def sized(x):
+    return x.abs().cumsum(1)
+
+
 # Each on one line: the form is that of a line.
 SAME = {
     "log softmax": lambda x: torch.log(torch.softmax(x, -1)),
@@ -93,6 +97,9 @@ SAME = {
     "weighted mean, kept": lambda x: (x.cos() * x.exp()).sum(1, True) / x.exp().sum(1, True),
     "attention": lambda x: (x.exp() @ x.cos().T) / x.exp().sum(-1, keepdim=True),
     "derivative of softplus": lambda x: x.sin() * x.exp() / (1 + x.exp()),
+    "scan": lambda x: (-sized(x)).exp() * (x.cos() * sized(x).exp()).cumsum(1),
+    "causal mean": lambda x: (x.sin() * x.exp()).cumsum(-1) / x.exp().cumsum(-1),
+    "times a number": lambda x: (x.cos() * x.exp() * x.sin()).sum(-1) / x.exp().sum(-1),
     "of all": lambda x: (x.exp() * x.sin()).sum() / x.exp().sum(),
     "masked": lambda x: (x.exp() * (x.detach() <= x.detach().mean())).sum().log(),
 }

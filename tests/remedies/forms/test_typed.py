@@ -97,6 +97,12 @@ CASES = {
         "log",
         {},
     ),
+    "beside others in its line": (
+        "z = x * y; e = torch.log(z) + x / y; return e.exp() + x",
+        "form",
+        "div",
+        {"inf": 1},
+    ),
     "share": (
         "e = torch.exp(x * 200)\n    return e / e.sum(-1, keepdim=True)",
         "stable_form",
@@ -166,6 +172,19 @@ def test_python_does_not_say_before_311_where_in_a_line_it_is(tmp_path, monkeypa
     with typed([made]) as (found,):
         outcome(function(made.file, made.before))
     assert found.is_run == is_run
+
+
+@needs_columns
+def test_what_the_call_before_compared_is_not_what_this_one_does():
+    text = HEAD + "    return torch.where(x <= 0.5, x, 2 * x ** 0.5)\n"
+    made = FileChange("x.py", text, text.replace("x ** 0.5", "torch.where(x <= 0.5, 1, x) ** 0.5"))
+    with typed([made]) as (found,):
+        compute = function("x.py", text)
+        runs = [compute(x, COUNT) for x in (X.abs(), -X.abs(), X.abs() + 0.4)]
+    assert found.is_run
+    compute = function("x.py", made.after)
+    wanted = [compute(x, COUNT) for x in (X.abs(), -X.abs(), X.abs() + 0.4)]
+    assert all(map(torch.equal, runs, wanted))
 
 
 def test_a_constructor_with_another_argument_is_made_anew(tmp_path):

@@ -132,7 +132,7 @@ def _quotient(call: Call, shadows: list[Shadow | None]) -> Tensor | None:
         return mean
     is_share = call.name == "div" and shadows[0] is None
     needed = shadows[1:] if is_share else shadows
-    return None if shadow is None or None in needed else shadow.log().exp()
+    return None if shadow is None or None in needed else weighted.number(shadow)
 
 
 def _entropy(_: Call, shadows: list[Shadow | None]) -> Tensor | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanstop.remedies.forms import weighted
 from nanstop.remedies.forms.calls import Call
 from nanstop.remedies.forms.shadows import Shadow
 
@@ -20,6 +21,8 @@ def running_sum(call: Call, shadows: list[Shadow | None]) -> Shadow | None:
     first, dim = shadows[0], call.argument(1, "dim")
     if first is None or not isinstance(dim, int):
         return None
+    if first.factor is not None:
+        return weighted.running_sum(first, dim)
     return Shadow(lambda: torch.logcumsumexp(first.log(), dim))
 
 

@@ -25,7 +25,7 @@ from nanstop.replay.path import no_choices
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.operations import Operation, number_of
 from nanstop.rewrite.replaced import Replaced, copied, operations_in_order, replaced
-from nanstop.rewrite.source import COMPREHENSIONS, SCOPES, UNSURE, Source, span_at, span_of
+from nanstop.rewrite.source import COMPREHENSIONS, SCOPES, UNSURE, Source, Span, span_at, span_of
 from nanstop.tracebacks import place_of
 
 _OF_PYTHON = frozenset({"max", "min", "len", "float", "int", "abs", "tuple"})
@@ -48,7 +48,7 @@ class Typed:
         self._file = change.file
         self._old = Source(change.before)
         self._found: Replaced | None = replaced(self._old, Source(change.after))
-        self._statements: dict[int, ast.stmt | None] = {}
+        self._statements: dict[int, tuple[ast.stmt, ...]] = {}
         self._operations: dict[ast.stmt, dict[str, list[Operation]]] = {}
         self._met: Counter[tuple[ast.stmt, str]] = Counter()
         self._given: dict[tuple[ast.AST, str], Any] = {}
@@ -72,14 +72,14 @@ class Typed:
         self._note(scope, one, call)
         result = self._computed(scope, one) if self._is_replaced(one) else None
         result = call.run() if result is None else result
-        self._given[scope, ast.dump(one.node)] = result
+        self._keep(scope, one.node, result)
         return result
 
     def _meant(self, frame: FrameType, name: str) -> Operation | None:
         """Return the operation of a name that a frame makes just now."""
-        statement = self._statement(frame.f_lineno)
-        same = [] if statement is None else self._named(statement, name)
         span = span_at(*place_of(frame))
+        statement = self._statement(frame.f_lineno, span)
+        same = [] if statement is None else self._named(statement, name)
         if span is not None:
             at_end = [one for one in same if span_of(one.node)[1] == span[1]]
             exact = [one for one in at_end if span_of(one.node) == span]
@@ -101,10 +101,14 @@ class Typed:
     def _is_replaced(self, one: Operation) -> bool:
         return self._found is not None and one.node in self._found.by
 
-    def _statement(self, line: int) -> ast.stmt | None:
+    def _statement(self, line: int, span: Span | None) -> ast.stmt | None:
+        """Return the statement of a line that a span lies in, the last of them without a span."""
         if line not in self._statements:
-            self._statements[line] = self._old.statement_at(line)
-        return self._statements[line]
+            self._statements[line] = self._old.statements_at(line)[::-1]
+        for one in self._statements[line]:
+            if span is None or _lies_in(span, one):
+                return one
+        return None
 
     def _named(self, statement: ast.stmt, name: str) -> list[Operation]:
         if statement not in self._operations:
@@ -118,10 +122,21 @@ class Typed:
         if isinstance(one.node, ast.BinOp) and self._is_turned(scope, one, given):
             given = given[::-1]
         for node, value in zip(one.args, given, strict=False):
-            self._given[scope, ast.dump(node)] = value
+            self._keep(scope, node, value)
         for name, node in one.keywords.items():
             if name in call.kwargs:
-                self._given[scope, ast.dump(node)] = call.kwargs[name]
+                self._keep(scope, node, call.kwargs[name])
+
+    def _keep(self, scope: ast.AST, node: ast.expr, value: Any) -> None:
+        """Keep what an expression is. Where it was another value, as in the call before, what is
+        made of it is no longer known.
+        """
+        key, text = (scope, ast.dump(node)), ast.dump(node)
+        if key in self._given and self._given[key] is not value:
+            made = [one for one in self._given if one[0] is scope and text in one[1]]
+            for one in made:
+                del self._given[one]
+        self._given[key] = value
 
     def _is_turned(self, scope: ast.AST, one: Operation, given: tuple[Any, ...]) -> bool:
         """Return whether torch was given the operands of a sum or a product the other way round: a
@@ -134,13 +149,14 @@ class Typed:
 
     def _note_others(self, frame: FrameType, call: Call) -> None:
         """Note what is read by an index or by a method that no rewriting knows."""
-        statement, span = self._statement(frame.f_lineno), span_at(*place_of(frame))
+        span = span_at(*place_of(frame))
+        statement = self._statement(frame.f_lineno, span)
         if statement is None or span is None:
             return
         for node in ast.walk(statement):
             if isinstance(node, ast.expr) and span_of(node) == span:
                 for read, value in _read_by(node, call):
-                    self._given[self._scope_of(node), ast.dump(read)] = value
+                    self._keep(self._scope_of(node), read, value)
 
     def _computed(self, scope: ast.AST, one: Operation) -> Any:
         assert self._found is not None
@@ -175,6 +191,13 @@ class Typed:
         for part in rest:
             found = getattr(found, part)
         return found
+
+
+def _lies_in(span: Span, statement: ast.stmt) -> bool:
+    (line, column), (last, end) = span
+    start = statement.lineno, statement.col_offset
+    stop = statement.end_lineno or statement.lineno, statement.end_col_offset or 0
+    return start <= (line or 0, column or 0) and (last or 0, end or 0) <= stop
 
 
 def _read_by(node: ast.expr, call: Call) -> Iterator[tuple[ast.expr, Any]]:

@@ -134,11 +134,10 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
     An exponential of one line is stable in what a later one makes of it: its logarithm, a share.
     ``event``: the failing operation, for its name, its format and what its operands are.
     """
-    statement = source.statement_at(line)
-    if statement is None:
-        return ()
+    statements = source.statements_at(line)[::-1]
     stable = atom.remedy == "stable_form"
-    for place in (statement, *(source.readers_of(statement) if stable else ())):
+    later = (one for at in statements for one in source.readers_of(at)) if stable else ()
+    for place in (*statements, *later):
         draft = Draft(source, place, dtype=_format(event), counted=_divides_by_count(event))
         is_by_number = event is not None and event.name == "div" and event.divisor is None
         draft.by_number = is_by_number or form_of(atom)[0] == BY_NUMBER

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Collection, Mapping
 
 from nanstop.records.vocabulary import LOSSES_OF_ELEMENTS
-from nanstop.rewrite.draft import Draft, NotKnownError
+from nanstop.rewrite.draft import Draft, NotKnownError, is_steady
 from nanstop.rewrite.forms.guarded_losses import LOSSES
 from nanstop.rewrite.operations import (
     FILLS,
@@ -293,8 +293,16 @@ def _mean(draft: Draft, found: Operation) -> str | None:
     """Return the sum over a count of at least 1."""
     if set(found.keywords) - {"dim", "keepdim"} or len(found.args) > 2:
         return None
-    value, dim = draft.twice(found.operand, "chosen"), found.argument(1, "dim")
-    value = value if is_cheap(found.operand) or value.isidentifier() else f"({value})"
+    try:
+        value = draft.twice(found.operand, "chosen")
+    except NotKnownError:  # within a comprehension no line before it can name what is picked out
+        if not isinstance(found.operand, ast.Subscript) or not is_steady(
+            draft.source, found.operand
+        ):
+            raise
+        value = draft.closed(found.operand)
+    dim, picks = found.argument(1, "dim"), isinstance(found.operand, ast.Subscript)
+    value = value if picks or is_cheap(found.operand) or value.isidentifier() else f"({value})"
     if dim is None:
         return f"{value}.sum() / max({value}.numel(), 1)" if not found.keywords else None
     if number_of(dim) is None:

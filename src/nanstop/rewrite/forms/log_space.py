@@ -8,25 +8,13 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 from nanstop.rewrite.draft import Draft, NotKnownError
-from nanstop.rewrite.forms.logarithms import (
-    log_cosh,
-    log_erfc,
-    log_expm1,
-    log_i0,
-    log_tail,
-)
-from nanstop.rewrite.operations import CHEAP, Operation, number_of, same
-from nanstop.rewrite.source import expressions_of, is_closed, parsed
+from nanstop.rewrite.forms.log_of import both_exponents, closed, log_of, log_of_rest, rest_of
+from nanstop.rewrite.operations import Operation, number_of, same
+from nanstop.rewrite.source import expressions_of
 
-_VANISHES = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
-"""Numbers up to this are 0 in the format."""
 _BASES = {"log2": math.log(2), "log10": math.log(10)}
-_HALVES = "0.693"
-"""Where either half of log(1 - exp(-x)) has lost one bit: log(2)."""
-_SELECTS = CHEAP | {"gather", "index_select", "masked_select", "float", "clone", "diag", "diagonal"}
 
 
 def rewrite_in_log_space(draft: Draft) -> bool:
@@ -62,204 +50,6 @@ def _stable(draft: Draft, node: ast.expr) -> str | None:
     return text
 
 
-def log_of(draft: Draft, node: ast.expr) -> str | None:
-    """Return the logarithm of an expression without the detour that loses it; None where none is
-    known.
-    """
-    meant = draft.meant(node)
-    assert isinstance(meant, ast.expr)
-    selected = _selected(draft, meant)
-    if selected is not None:
-        return selected
-    found = draft.operation(meant)
-    made = _LOGS.get(found.name) if found is not None else None
-    return made(draft, found) if found is not None and made is not None else None
-
-
-def _selected(draft: Draft, node: ast.expr) -> str | None:
-    """Return the logarithm of what is picked out of a tensor: picked out of the logarithm."""
-    if isinstance(node, ast.Subscript):
-        inner = log_of(draft, node.value)
-        return _after(draft, node, node.value, inner)
-    func = node.func if isinstance(node, ast.Call) else None
-    if not isinstance(func, ast.Attribute) or draft.source.qualified(func):
-        return None
-    picks = func.attr in _SELECTS
-    return _after(draft, node, func.value, log_of(draft, func.value)) if picks else None
-
-
-def _after(draft: Draft, node: ast.expr, value: ast.expr, inner: str | None) -> str | None:
-    if inner is None:
-        return None
-    _, end = draft.source.span(node)
-    tail = draft.source.text[draft.source.span(value)[1] : end]
-    return f"{closed(inner)}{tail.lstrip(')') if tail.startswith(')') else tail}"
-
-
-def closed(text: str) -> str:
-    """Return an expression so that a method or an operator may follow it."""
-    return text if is_closed(parsed(text)) else f"({text})"
-
-
-def _log_softmax(draft: Draft, found: Operation) -> str:
-    """Spelled as the softmax is: as a method, or with the same prefix where it has one."""
-    node, rest = found.node, _rest(draft, found)
-    assert isinstance(node, ast.Call)
-    if found.is_method:
-        return f"{draft.closed(found.operand)}.log_softmax({', '.join(rest)})"
-    prefix = draft.source.qualified(node.func).rpartition(".")[0]
-    is_prefixed = found.made_by is None and isinstance(node.func, ast.Attribute)
-    if is_prefixed and prefix in ("torch", "torch.nn.functional"):
-        function = f"{draft.source.segment(node.func).rpartition('.')[0]}.log_softmax"
-    else:
-        function = draft.functional("log_softmax")
-    return f"{function}({', '.join((draft.text(found.operand), *rest))})"
-
-
-def _rest(draft: Draft, found: Operation) -> list[str]:
-    """Return all arguments but the operand, as text."""
-    rest = [draft.text(one) for one in found.args[1:]]
-    return rest + [f"{key}={draft.text(one)}" for key, one in found.keywords.items()]
-
-
-def _log_sigmoid(draft: Draft, found: Operation) -> str:
-    return f"{draft.functional('logsigmoid')}({draft.text(found.operand)})"
-
-
-def _log_exp(draft: Draft, found: Operation) -> str:
-    return draft.text(found.operand)
-
-
-def _log_sum(draft: Draft, found: Operation) -> str | None:
-    """Log of a sum of exponentials, or of probabilities."""
-    inner = log_of(draft, found.operand)
-    if inner is None or set(found.keywords) - {"dim", "keepdim"}:
-        return None
-    rest = _rest(draft, found)
-    if found.argument(1, "dim") is None:
-        return f"{draft.torch('logsumexp')}({closed(inner)}.flatten(), 0)"
-    return f"{draft.torch('logsumexp')}({', '.join((inner, *rest))})"
-
-
-def _log_running_sum(draft: Draft, found: Operation) -> str | None:
-    inner = log_of(draft, found.operand)
-    if inner is None or set(found.keywords) - {"dim"}:
-        return None
-    return f"{draft.torch('logcumsumexp')}({', '.join((inner, *_rest(draft, found)))})"
-
-
-def _log_product(draft: Draft, found: Operation) -> str | None:
-    """Log of ``p.prod(...)``: the sum of the logarithms."""
-    inner = log_of(draft, found.operand)
-    if set(found.keywords) - {"dim", "keepdim"}:
-        return None
-    rest = _rest(draft, found)
-    known = inner if inner is not None else f"{draft.torch('log')}({draft.text(found.operand)})"
-    return f"{closed(known)}.sum({', '.join(rest)})"
-
-
-def _log_of_both(sign: str) -> Callable[[Draft, Operation], str | None]:
-    def made(draft: Draft, found: Operation) -> str | None:
-        parts = [_log_of_positive(draft, one) for one in found.args]
-        if len(parts) != 2 or parts[0] is None or parts[1] is None or found.keywords:
-            return None
-        if all(number_of(one) is not None for one in found.args):
-            return None
-        return f"{parts[0]} {sign} {closed(parts[1]) if sign == '-' else parts[1]}"
-
-    return made
-
-
-def _log_of_positive(draft: Draft, node: ast.expr) -> str | None:
-    number = number_of(node)
-    if number is None:
-        return log_of(draft, node)
-    return repr(math.log(number)) if number > 0 else None
-
-
-def _log_power(draft: Draft, found: Operation) -> str | None:
-    inner = log_of(draft, found.operand)
-    exponent = found.argument(1, "exponent")
-    if inner is None or exponent is None or found.keywords:
-        return None
-    power = draft.text(exponent) if number_of(exponent) is not None else draft.closed(exponent)
-    return f"{power} * {closed(inner)}"
-
-
-def _log_added(draft: Draft, found: Operation) -> str | None:
-    """Log of ``1 + exp(x)``, of two exponentials, or of a probability plus a number that its format
-    rounds to 0.
-    """
-    first, second = found.args
-    both = _both_exponents(draft, found)
-    if both is not None:
-        return f"{draft.torch('logaddexp')}({', '.join(map(draft.text, both))})"
-    for one, other in ((first, second), (second, first)):
-        number = number_of(one)
-        inner = draft.operation(other)
-        if number == 1.0 and inner is not None and inner.name == "exp":
-            return f"{draft.functional('softplus')}({draft.text(inner.operand)})"
-        if number == 1.0 and inner is not None and inner.name == "erf":
-            return log_tail(draft, inner)
-        if number is not None and 0 <= number <= _VANISHES.get(draft.dtype, 0.0):
-            return log_of(draft, other)
-    return None
-
-
-def _log_taken_away(draft: Draft, found: Operation) -> str | None:
-    """Log of ``1 - sigmoid(x)``, of ``1 - exp(x)``, and of ``1 - tanh(x) ** 2``."""
-    inner = draft.operation(found.args[1])
-    if number_of(found.operand) != 1.0 or inner is None:
-        return None
-    root = _root_of(draft, inner)
-    if root is not None and root.name == "tanh":
-        x = draft.again(root.operand, "squashed")
-        softplus = draft.functional("softplus")
-        return f"2 * ({math.log(2)!r} - {x} - {softplus}(-2 * {x}))"
-    if inner.name == "erf":
-        return log_tail(draft, inner, "-")
-    if inner.name == "sigmoid":
-        return f"{draft.functional('logsigmoid')}(-{draft.closed(inner.operand)})"
-    return _log_of_rest(draft, inner.operand) if inner.name == "exp" else None
-
-
-def _root_of(draft: Draft, found: Operation) -> Operation | None:
-    """Return the operation whose square another one is."""
-    is_power = found.name == "pow" and number_of(found.argument(1, "exponent")) == 2.0
-    return draft.operation(found.operand) if is_power or found.name == "square" else None
-
-
-def _log_chosen(draft: Draft, found: Operation) -> str | None:
-    """Log of ``where(condition, p, q)``."""
-    if len(found.args) != 3 or found.is_method or found.keywords:
-        return None
-    condition, *chosen = found.args
-    logs = [log_of(draft, one) for one in chosen]
-    if logs[0] is None or logs[1] is None:
-        return None
-    return f"{draft.torch('where')}({draft.text(condition)}, {logs[0]}, {logs[1]})"
-
-
-_LOGS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
-    "softmax": _log_softmax,
-    "sigmoid": _log_sigmoid,
-    "exp": _log_exp,
-    "cosh": log_cosh,
-    "expm1": log_expm1,
-    "i0": log_i0,
-    "erfc": log_erfc,
-    "sum": _log_sum,
-    "cumsum": _log_running_sum,
-    "prod": _log_product,
-    "mul": _log_of_both("+"),
-    "div": _log_of_both("-"),
-    "pow": _log_power,
-    "add": _log_added,
-    "sub": _log_taken_away,
-    "where": _log_chosen,
-}
-
-
 def _log(draft: Draft, found: Operation) -> str | None:
     return log_of(draft, found.operand) if len(found.args) == 1 and not found.keywords else None
 
@@ -283,21 +73,7 @@ def _log1p(draft: Draft, found: Operation) -> str | None:
     under = draft.operation(inner.operand) if inner is not None and inner.name == "neg" else None
     if under is not None and under.name == "sigmoid":
         return f"{draft.functional('logsigmoid')}(-{draft.closed(under.operand)})"
-    return _log_of_rest(draft, under.operand) if under is not None and under.name == "exp" else None
-
-
-def _log_of_rest(draft: Draft, node: ast.expr) -> str:
-    """Log of ``1 - exp(x)``: by expm1 near 0, by log1p elsewhere, as the form that is tried has it.
-
-    Either half alone loses what the other keeps. The clamps keep the half that is not chosen from
-    having no derivative: NaN times 0 is NaN.
-    """
-    x = draft.again(node, "exponent")
-    near = f"{draft.torch('log')}(-{draft.torch('expm1')}({x}.clamp(min=-{_HALVES})))"
-    far = f"{draft.torch('log1p')}(-{draft.torch('exp')}({x}.clamp(max=-{_HALVES})))"
-    with suppress(NotKnownError):
-        near, far = draft.named(near, "near", node), draft.named(far, "far", node)
-    return f"{draft.torch('where')}({x} > -{_HALVES}, {near}, {far})"
+    return log_of_rest(draft, under.operand) if under is not None and under.name == "exp" else None
 
 
 def _divided(draft: Draft, found: Operation) -> str | None:
@@ -336,7 +112,7 @@ def _of_exponentials(draft: Draft, above: Operation, below: Operation) -> str | 
     power = _one_plus_exp(draft, below)
     if power is not None and same(power, exponent):
         return f"{draft.torch('sigmoid')}({draft.text(exponent)})"
-    both = _both_exponents(draft, below)
+    both = both_exponents(draft, below)
     others = [one for one in both or () if not same(one, exponent)]
     if len(others) == 1:
         text = f"{draft.text(exponent)} - {draft.closed(others[0])}"
@@ -354,15 +130,6 @@ def _of_exponentials(draft: Draft, above: Operation, below: Operation) -> str | 
     return f"{draft.torch('softmax')}({draft.text(exponent)}, dim={draft.text(dim)})"
 
 
-def _both_exponents(draft: Draft, found: Operation) -> tuple[ast.expr, ast.expr] | None:
-    """Return a and b of ``exp(a) + exp(b)``; None for what is no such sum."""
-    parts = [draft.operation(one) for one in found.args] if found.name == "add" else []
-    first, second = (*parts, None, None)[:2]
-    if first is None or second is None or first.name != "exp" or second.name != "exp":
-        return None
-    return None if found.keywords else (first.operand, second.operand)
-
-
 def _one_plus_exp(draft: Draft, found: Operation) -> ast.expr | None:
     if found.name != "add":
         return None
@@ -378,7 +145,7 @@ def _binary_cross_entropy(draft: Draft, found: Operation) -> str | None:
     inner = draft.operation(found.operand)
     if inner is None or inner.name != "sigmoid" or (found.made_by and found.made_by.args):
         return None
-    rest = _rest(draft, found)
+    rest = rest_of(draft, found)
     function = draft.functional("binary_cross_entropy_with_logits")
     return f"{function}({', '.join((draft.text(inner.operand), *rest))})"
 

@@ -32,3 +32,11 @@ def log_tail(draft: Draft, found: Operation, sign: str = "") -> str:
     tail = f"{draft.torch('special')}.log_ndtr"
     root = math.sqrt(2)
     return f"{math.log(2)!r} + {tail}({sign}{root!r} * {draft.closed(found.operand)})"
+
+
+def log_floored(draft: Draft, log: str, floor: float) -> str:
+    """Log of a number, of which ``log`` is the logarithm, plus ``floor``."""
+    least = math.log(floor)
+    there, back = ("+", "-") if least < 0 else ("-", "+")
+    softplus = draft.functional("softplus")
+    return f"{softplus}({log} {there} {abs(least):.7g}) {back} {abs(least):.7g}"

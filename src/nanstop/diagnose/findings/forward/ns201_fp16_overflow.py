@@ -52,6 +52,8 @@ step to step; one that was close to the limit may need some steps to cross it (T
 
 from __future__ import annotations
 
+import math
+
 from nanstop.diagnose.evidence.candidates import precision, without_rows
 from nanstop.diagnose.evidence.reading import (
     FORWARD,
@@ -62,12 +64,18 @@ from nanstop.diagnose.evidence.reading import (
     standing,
 )
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import FORMAT_MAX, Diagnosis, Evidence, op_name
+from nanstop.records import FORMAT_MAX, Diagnosis, Evidence, OpEvent, op_name
 from nanstop.records.formats import NARROW, wider
+from nanstop.wording import number
 
 _NO_WIDER = (
     "no format of training holds more: look for what makes values that large, or divide by the "
     "largest of them before they are multiplied"
+)
+
+_KEEP_FROM_0 = (
+    "keep what it divides by farther from 0: a clamp, or a bound of the number that it is an "
+    "exponential or a square of"
 )
 
 
@@ -80,6 +88,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return None
     narrow = output.dtype in NARROW
     has_wider = FORMAT_MAX.get(output.dtype, 0.0) < FORMAT_MAX["bfloat16"]
+    divided = _small_divisor(event, output.dtype)
     return Diagnosis(
         code="NS201",
         title=f"{output.dtype} overflow in `{op_name(event.op)}`",
@@ -89,13 +98,28 @@ def check(evidence: Evidence) -> Diagnosis | None:
         ),
         # That float32 overflowed is certain; why values were so large before is another question.
         confidence="certain" if narrow else "possible",
-        lines=(*growth_lines(evidence.localization), *(() if has_wider else (_NO_WIDER,))),
+        lines=(
+            *growth_lines(evidence.localization),
+            *divided,
+            *(() if has_wider else (_KEEP_FROM_0 if divided else _NO_WIDER,)),
+        ),
         remedies=precision(event, standing(evidence), output.dtype)
         if narrow
         else without_rows(evidence),
-        usual_cure="" if has_wider else _NO_WIDER,
+        usual_cure="" if has_wider else _KEEP_FROM_0 if divided else _NO_WIDER,
         where=event.module,
     )
+
+
+def _small_divisor(event: OpEvent, dtype: str) -> tuple[str, ...]:
+    """Return how near to 0 what the op divides by comes, where that is what makes it so large."""
+    place = event.divisor
+    if place is None or place >= len(event.inputs):
+        return ()
+    least = event.inputs[place].absmin_nonzero
+    others = [one.absmax for at, one in enumerate(event.inputs) if at != place]
+    is_usual = max(others, default=1.0) <= math.sqrt(FORMAT_MAX.get(dtype, math.inf))
+    return (f"it divides by numbers as small as {number(least)}",) if is_usual and least else ()
 
 
 RULE = Rule(

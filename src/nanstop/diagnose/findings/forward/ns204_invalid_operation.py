@@ -295,6 +295,9 @@ def _of_finite(event: OpEvent, kind: str) -> str:
         return f"{kind} from finite inputs: `{empty}` is 0 throughout"
     least = min((stats.minimum or 0.0 for stats in event.inputs), default=0.0)
     below = f", the least of them {number(least)}" if least < 0.0 else ""
+    zeros = event.inputs[0].zeros if len(event.inputs) == 1 else 0
+    if zeros and zeros == sum(one.num_bad for one in event.outputs):
+        return f"{kind} from finite inputs where they are 0"
     return f"{kind} from finite inputs{below}"
 
 

@@ -82,7 +82,7 @@ from nanstop.diagnose.evidence.accounts import (
     shown,
     update_line,
 )
-from nanstop.diagnose.evidence.reading import sighting, standing
+from nanstop.diagnose.evidence.reading import sighting, standing, too_long_step
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, Diagnosis, Evidence, GradientAccount, SourceLine
 from nanstop.wording import number
@@ -264,7 +264,8 @@ def _advice(evidence: Evidence, account: GradientAccount, source: SourceLine | N
     if account.overflowed_at and account.arrived < _NORM_OVERFLOWS:
         return "take the norm of gradients in float32: float16 ends at 65504"
     if _has_no_norm(account):
-        return _IN_FLOAT64
+        far = too_long_step(standing(evidence))
+        return f"a smaller learning rate: {far}" if far else _IN_FLOAT64
     if source is not None:
         return f"take out what empties the gradients at {source.short}, or do it after the update"
     return "look at the norm that gradients are divided by, and at the limit of the clipping"

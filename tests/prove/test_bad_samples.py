@@ -1,0 +1,47 @@
+"""Which samples of a micro-batch fail by themselves, also of many."""
+
+import pytest
+import torch
+from torch import nn
+
+from fnstep import FnStep
+from nanstop.prove.bad_samples import bad_rows, healthy_rows
+from nanstop.prove.failing_step import FailingStep
+
+
+def failing(x, loss):
+    torch.manual_seed(0)
+    step = FnStep(nn.Linear(3, 2), lambda net, batch: loss(net(batch["x"]), batch["x"]), [{"x": x}])
+    return FailingStep(step=step, micro=0, micros=(0,))
+
+
+def logarithm(out, x):
+    return (out.square().mean(1) * x[:, 0].log()).mean()
+
+
+@pytest.mark.parametrize("num", [7, 64, 300])
+def test_samples_that_fail_are_found_among_many(num):
+    x = torch.rand(num, 3) + 0.5
+    x[[2, num - 2], 0] = 0.0
+    step = failing(x, logarithm)
+    assert bad_rows(step) == (2, num - 2)
+    assert healthy_rows(step) == tuple(row for row in range(num) if row not in (2, num - 2))
+
+
+def test_nothing_is_said_of_samples_that_fail_with_each_other_alone():
+    x = torch.rand(64, 3)
+    x[[5, 50]] = -1.0
+    step = failing(x, lambda out, x: out.sum() * (1.5 - (x[:, 0] < 0).sum()).log())
+    assert bad_rows(step) is None
+    assert healthy_rows(step) is None
+
+
+def test_not_every_sample_of_many_that_all_fail_is_run(monkeypatch):
+    step = failing(torch.zeros(5000, 3), logarithm)
+    runs = []
+    attempt = FailingStep.attempt
+    monkeypatch.setattr(
+        FailingStep, "attempt", lambda *given, **also: runs.append(1) or attempt(*given, **also)
+    )
+    assert bad_rows(step) is None
+    assert len(runs) <= 66

@@ -346,3 +346,19 @@ class TestBuffers:
         notes.restore(first)
         assert model.running_mean is old
         assert torch.equal(old, torch.zeros(4))
+
+    def test_a_buffer_that_did_not_move_keeps_its_version(self):
+        """A script's own tensor may be one: its recorded calls read it as it was then."""
+        weights = torch.ones(4)
+        notes = BufferNotes(torch.nn.CrossEntropyLoss(weight=weights))
+        first, was = notes.note(), weights._version
+        notes.restore(first)
+        assert weights._version == was
+
+    def test_a_buffer_that_was_written_without_a_version_is_put_back(self):
+        model = torch.nn.BatchNorm1d(4)
+        notes = BufferNotes(model)
+        first = notes.note()
+        model.running_mean.data.fill_(3.0)
+        notes.restore(first)
+        assert torch.equal(model.running_mean, torch.zeros(4))

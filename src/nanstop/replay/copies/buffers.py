@@ -76,13 +76,16 @@ class BufferNotes:
         return tuple(self._seen)
 
     def restore(self, notes: Sequence[_BufferNote]) -> None:
-        """Put back every buffer; ``kept`` and ``rewritten`` say what becomes of versions. No
-        recorder hears of it: what is bad in a buffer is no operation's of the run that follows.
+        """Put back every buffer that is not as it was; ``kept`` and ``rewritten`` say what becomes of
+        versions. One that is keeps its own: a tensor of the script's may be a buffer as well
+        (``CrossEntropyLoss(weight=...)``). No recorder hears of it: what is bad in a buffer is no
+        operation's of the run that follows. Synchronises the device.
         """
         with unrecorded():
             for index, ((holder, name), note) in enumerate(zip(self._places, notes, strict=True)):
                 holder[name] = note.tensor
-                write(note.tensor, note.copy)
+                if note.moved(note.tensor) or not holds(note.tensor, note.copy):
+                    write(note.tensor, note.copy)
                 self._seen[index] = _BufferNote(note.tensor, note.tensor._version, note.copy)
 
     def tensors(self) -> list[Tensor]:

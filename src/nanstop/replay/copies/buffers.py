@@ -76,10 +76,10 @@ class BufferNotes:
         return tuple(self._seen)
 
     def restore(self, notes: Sequence[_BufferNote]) -> None:
-        """Put back every buffer that is not as it was; ``kept`` and ``rewritten`` say what becomes of
-        versions. One that is keeps its own: a tensor of the script's may be a buffer as well
-        (``CrossEntropyLoss(weight=...)``). No recorder hears of it: what is bad in a buffer is no
-        operation's of the run that follows. Synchronises the device.
+        """Put back every buffer that is not as it was; ``kept`` and ``rewritten`` say what becomes
+        of versions. One that did not move keeps its own: a tensor of the script's may be a buffer
+        as well (``CrossEntropyLoss(weight=...)``). No recorder hears of it: what is bad in a buffer
+        is no operation's of the run that follows. Synchronises the device.
         """
         with unrecorded():
             for index, ((holder, name), note) in enumerate(zip(self._places, notes, strict=True)):

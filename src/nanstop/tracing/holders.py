@@ -345,6 +345,13 @@ def bindings(tree: ast.AST, place: Assignment) -> Iterator[int]:
     yield from sorted(found[max(found)]) if found else ()
 
 
+def _held_by(target: ast.expr) -> ast.expr:
+    """Return what holds an entry that is written: x of ``x[3]["y"][0] = ...``."""
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    return target
+
+
 def _binds(node: ast.AST, place: Assignment) -> bool:
     target = _written_by_call(node) or node
     if place.attribute and target is node and isinstance(node, ast.Call):
@@ -353,10 +360,7 @@ def _binds(node: ast.AST, place: Assignment) -> bool:
         named = isinstance(first, ast.Constant) and first.value == place.variable
         return called == "register_buffer" and named
     if isinstance(target, ast.Subscript) and isinstance(target.ctx, ast.Store):
-        while isinstance(
-            target, ast.Subscript
-        ):  # of ``x[3]["y"][0] = ...``, too, x is what is held
-            target = target.value
+        target = _held_by(target)
     if target is node and not isinstance(getattr(node, "ctx", None), ast.Store):
         return False
     if place.attribute:

@@ -10,8 +10,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from nanstop.rewrite.draft import Draft, NotKnownError
-from nanstop.rewrite.forms import logarithms
-from nanstop.rewrite.forms.logarithms import log_floored, log_tail
+from nanstop.rewrite.forms.logarithms import (
+    log_cosh,
+    log_erfc,
+    log_expm1,
+    log_floored,
+    log_i0,
+    log_tail,
+)
 from nanstop.rewrite.operations import CHEAP, Operation, number_of
 from nanstop.rewrite.source import is_closed, parsed
 
@@ -212,10 +218,10 @@ _LOGS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "softmax": _log_softmax,
     "sigmoid": _log_sigmoid,
     "exp": _log_exp,
-    "cosh": logarithms.log_cosh,
-    "expm1": logarithms.log_expm1,
-    "i0": logarithms.log_i0,
-    "erfc": logarithms.log_erfc,
+    "cosh": log_cosh,
+    "expm1": log_expm1,
+    "i0": log_i0,
+    "erfc": log_erfc,
     "sum": _log_sum,
     "cumsum": _log_running_sum,
     "prod": _log_product,

@@ -65,6 +65,11 @@ _SAID = {
     "shape": "of another shape",
 }
 
+_LOST = (
+    "it was lost before the state was saved, as by a narrower format: load an earlier one, or none, "
+    "with a short warm-up"
+)
+
 
 def check(evidence: Evidence) -> Diagnosis | None:
     """Return the state that broke the update, else what was wrong as the run began."""
@@ -120,6 +125,7 @@ def _at_the_start(evidence: Evidence, faults: tuple[StateFault, ...]) -> Diagnos
     named = [fault.name for fault in faults]
     worst, optimizer = faults[0], standing(evidence).optimizer
     is_coarse = optimizer is not None and optimizer.state_bits is not None
+    is_mended = is_coarse or worst.kind != "vanished"
     amount = f"{counted(worst.num_bad, 'element')} {_SAID[worst.kind]}" if worst.num_bad else ""
     return Diagnosis(
         code="NS403",
@@ -127,7 +133,8 @@ def _at_the_start(evidence: Evidence, faults: tuple[StateFault, ...]) -> Diagnos
         cause=f"restored with `{worst.name}` {amount or worst.detail}",
         confidence="certain" if met is None else "likely",
         # What was lost before it was saved, another optimizer does not bring back.
-        remedies=REMEDIES if is_coarse or worst.kind != "vanished" else (),
+        lines=() if is_mended else (_LOST,),
+        remedies=REMEDIES if is_mended else (),
         where=worst.name.partition(":")[0],
     )
 

@@ -61,7 +61,7 @@ def _mending(line: SourceLine, maker: Maker, make: Callable[[], Any]) -> str:
     source = source_of(text)
     if text is None or source is None:
         return ""
-    plain, name = made_again(make), maker.function.strip("_")
+    plain, name = _made(make), maker.function.strip("_")
     op = "div" if not name or name.endswith(("div", "divide")) else name
     if op == "div" and any(bool(one.isinf().any()) for one in plain):
         return ""  # what it is to be in the place of an infinity nobody knows
@@ -79,12 +79,19 @@ def _is_mended(
 ) -> bool:
     """Return whether a changed file makes finite what was not, and all else as it was."""
     with recoded(code, change) as is_run:
-        try:
-            made = made_again(make) if is_run else []
-        except Exception:  # a form that another kind of array has
-            return False
+        made = _made(make) if is_run else []
     with by_torch_alone():
         return len(made) == len(plain) > 0 and all(map(_is_finite_and_as, made, plain))
+
+
+def _made(make: Callable[[], Any]) -> list[Tensor]:
+    """Return the tensors that are made, none where it raises: a form that another kind of array
+    has, a data set that gives a row once.
+    """
+    try:
+        return made_again(make)
+    except Exception:
+        return []
 
 
 def _is_finite_and_as(made: Tensor, plain: Tensor) -> bool:

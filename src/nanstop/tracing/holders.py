@@ -54,7 +54,8 @@ class Holder:
 class Assignment:
     """``file``, ``at``: a line in the scope in which ``variable`` was given its value.
 
-    ``attribute``: whether it is one of ``self``. ``within``: the attributes of a library's objects
+    ``attribute``: whether it is one of ``self``. ``buffer``: and a module's buffer. ``within``: the
+    attributes of a library's objects
     by which the variable holds what is looked for, each with the class of its object.
     """
 
@@ -62,6 +63,7 @@ class Assignment:
     at: int
     variable: str
     attribute: bool = False
+    buffer: bool = False
     within: tuple[tuple[type, str], ...] = ()
 
 
@@ -94,7 +96,9 @@ def holder_of(tensor: Tensor) -> Holder | None:
             made = (_written_below(place) if version(found.tensor) > 0 else None) or _line_of(place)
             fresh = found.is_local and (inside or _bound_in_loop(place, frame.f_lineno))
             if place.attribute:
-                is_written = version(found.tensor) > 0 and not _is_set_up_alone(place)
+                # A buffer that a method sets is state, be it written in place or replaced.
+                moves = place.buffer or version(found.tensor) > 0
+                is_written = moves and not _is_set_up_alone(place)
                 made = _line_of(place, is_written=is_written)
                 fresh = is_written or not _is_bound(place)
             return Holder(found.name, made, not fresh, declared=place.attribute)
@@ -206,7 +210,13 @@ def _attributes(name: str, value: Any, place: Assignment) -> Iterator[tuple[str,
         made = Assignment(place.file, place.at, "") if place.attribute else place
         made = replace(made, within=(*made.within, (type(value), attribute)))
         if code is not None and not is_library(code.co_filename):
-            made = Assignment(code.co_filename, code.co_firstlineno, attribute, attribute=True)
+            made = Assignment(
+                code.co_filename,
+                code.co_firstlineno,
+                attribute,
+                attribute=True,
+                buffer="_buffers" in tables and attribute in held["_buffers"],
+            )
         yield f"{name}.{attribute}", entry, made
 
 

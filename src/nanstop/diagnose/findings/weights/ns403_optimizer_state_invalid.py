@@ -66,8 +66,8 @@ _SAID = {
 }
 
 _LOST = (
-    "it was lost before the state was saved, as by a narrower format: load an earlier one, or none, "
-    "with a short warm-up"
+    "it was lost before the state was saved, as by a narrower format: load an earlier one, or "
+    "none, with a short warm-up"
 )
 
 

@@ -55,8 +55,8 @@ class Assignment:
     """``file``, ``at``: a line in the scope in which ``variable`` was given its value.
 
     ``attribute``: whether it is one of ``self``. ``buffer``: and a module's buffer. ``within``: the
-    attributes of a library's objects
-    by which the variable holds what is looked for, each with the class of its object.
+    attributes of a library's objects by which the variable holds what is looked for, each with the
+    class of its object.
     """
 
     file: str

@@ -36,6 +36,7 @@ def incidents(tmp_path):
         (["train.py", "--lr", "3"], "`train.py` is a script", "try `nanstop run train.py --lr 3`"),
         (["--versoin"], "unknown option of `nanstop`: `--versoin`", "did you mean `--version`?"),
         (["run"], "missing argument 'COMMAND'", "see `nanstop run --help`"),
+        (["report", "--html"], "option '--html' requires an argument", "see `nanstop --help`"),
         (
             ["run", "--on-failur", "skip", "x.py"],
             "unknown option of `nanstop run`",

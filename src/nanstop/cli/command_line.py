@@ -123,10 +123,11 @@ def asked(words: Sequence[str]) -> dict[str, str]:
 
 def usage_error(error: Any) -> NanstopError:
     """Return typer's complaint as ours."""
-    command = error.ctx.command_path if getattr(error, "ctx", None) else "nanstop"
+    context = getattr(error, "ctx", None)  # None of an option whose value is missing
+    command = context.command_path if context is not None else "nanstop"
     option = getattr(error, "option_name", None)
-    if option:
-        choices = [name for one in error.ctx.command.params for name in one.opts if name[:1] == "-"]
+    if option and context is not None:
+        choices = [name for one in context.command.params for name in one.opts if name[:1] == "-"]
         meant = _OTHER_NAMES.get(option)
         return unknown(f"option of `{command}`", option, choices, meant=meant)
     message = error.format_message().rstrip(".")

@@ -35,8 +35,10 @@ FIXED = SCRIPT.replace("torch.log(p)", "torch.log_softmax(x, -1)")
 BAD_LINE = "return -torch.log(p)[:, 0].mean()"
 
 
-def made(file, *atoms, text=BAD_LINE, line=5, command=None, proof=True, facts=None, op="log"):
-    """A report of a failure at a line of ``file`` with this cure."""
+def made(
+    file, *atoms, text=BAD_LINE, line=5, command=None, proof=True, facts=None, op="log", source=None
+):
+    """A report of a failure at a line of ``file`` with this cure; ``source``: of data."""
     base = report()
     event = replace(
         base.localization.first_bad,
@@ -48,6 +50,7 @@ def made(file, *atoms, text=BAD_LINE, line=5, command=None, proof=True, facts=No
     offered = Diagnosis(
         code="NS207", title="log", cause="0", confidence="certain", remedies=(atoms,)
     )
+    offered = replace(offered, at_source=source)
     return replace(
         base,
         incident=incident,
@@ -235,6 +238,15 @@ def test_options_of_a_command_line(project):
     assert code == 0
     assert "on the command line: `--fp16 false --bf16 true`" in out
     assert "or leave the code as it is: `nanstop run --allow bf16 ...`" in out
+
+
+def test_what_mends_data_where_it_is_prepared_is_allowed_in_no_run(project):
+    guard = Atom(remedy="form", target=f"{project.script}:5", value="guarded:log")
+    project.incident(project.script, Atom(remedy="drop_sample", target="0:3"), source=guard)
+    _, out, _ = project.fix()
+    assert "[tried on its rows]" in out
+    assert "torch.log(p.clamp(min=torch.finfo(p.dtype).tiny))" in out
+    assert "allow" not in out
 
 
 def test_the_script_is_where_it_is_set_up(project):

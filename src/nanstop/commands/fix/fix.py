@@ -67,7 +67,9 @@ def _said(
         status=status,
         cure=describe(change.atoms),
         proof=_proof(report, change),
-        allow=() if report.trains_nothing else tuple(dict.fromkeys(changing)),
+        allow=()
+        if report.trains_nothing or _is_at_source(report)
+        else tuple(dict.fromkeys(changing)),
         supervised=command is not None and command.supervised,
         files=tuple(
             FixedFile(file=_short(Path(one.file)), diff=unified(one, _short(Path(one.file))))
@@ -86,12 +88,17 @@ def _proof(report: Report, change: Rewrite) -> str:
     code of a form may not have been run.
     """
     proof = report.proof
-    if report.diagnoses and report.diagnoses[0].at_source is not None:
+    if _is_at_source(report):
         return "tried on its rows"
     if proof is None:
         return "not tried"
     is_tried = change.atoms == proof.minimal and not is_untried(proof)
     return proof.verdict if is_tried else "plausible"
+
+
+def _is_at_source(report: Report) -> bool:
+    """Return whether what is typed mends data where it is prepared, which no run of a step does."""
+    return bool(report.diagnoses) and report.diagnoses[0].at_source is not None
 
 
 def is_own(file: str) -> bool:

@@ -36,13 +36,20 @@ def cure_of(report: Report) -> tuple[Atom, ...]:
     """Return what mends the batch where it is prepared; else the cure that was found; else what the
     diagnosis proposes first; else nothing.
     """
-    proof, best = report.proof, next(iter(report.diagnoses), None)
-    if best is not None and best.at_source is not None:
-        return (best.at_source,)
+    proof, source = report.proof, mends_source(report)
+    if source is not None:
+        return (source,)
     if proof is not None and proof.minimal:
         return proof.minimal
     offered = report.diagnoses[0].remedies if report.diagnoses else ()
     return offered[0] if offered and proof is None else ()
+
+
+def mends_source(report: Report) -> Atom | None:
+    """Return the form that mends data where it is prepared, which no run of a step tries; None for
+    none.
+    """
+    return report.diagnoses[0].at_source if report.diagnoses else None
 
 
 def is_untried(proof: Proof | None) -> bool:

@@ -12,7 +12,7 @@ from nanstop.errors import NanstopError
 from nanstop.own_code import is_library
 from nanstop.records import Report
 from nanstop.records.remedies import describe, remedy_of
-from nanstop.rewrite.change import Rewrite, change_for, is_untried
+from nanstop.rewrite.change import Rewrite, change_for, is_untried, mends_source
 from nanstop.rewrite.files import FileChange, encoding_of, is_of_project, read, unified
 from nanstop.rewrite.override import override
 from nanstop.session.factory import incident_folder
@@ -68,7 +68,7 @@ def _said(
         cure=describe(change.atoms),
         proof=_proof(report, change),
         allow=()
-        if report.trains_nothing or _is_at_source(report)
+        if report.trains_nothing or mends_source(report)
         else tuple(dict.fromkeys(changing)),
         supervised=command is not None and command.supervised,
         files=tuple(
@@ -88,17 +88,12 @@ def _proof(report: Report, change: Rewrite) -> str:
     code of a form may not have been run.
     """
     proof = report.proof
-    if _is_at_source(report):
+    if mends_source(report):
         return "tried on its rows"
     if proof is None:
         return "not tried"
     is_tried = change.atoms == proof.minimal and not is_untried(proof)
     return proof.verdict if is_tried else "plausible"
-
-
-def _is_at_source(report: Report) -> bool:
-    """Return whether what is typed mends data where it is prepared, which no run of a step does."""
-    return bool(report.diagnoses) and report.diagnoses[0].at_source is not None
 
 
 def is_own(file: str) -> bool:

@@ -18,7 +18,7 @@ from nanstop.report.html.module_tree import Fact, Node, module_tree
 from nanstop.report.text.blocks.block import Block
 from nanstop.report.text.blocks.incident import incident_blocks
 from nanstop.report.text.in_code import code_blocks, is_code
-from nanstop.rewrite.change import Rewrite, change_for, cure_of, is_untried
+from nanstop.rewrite.change import Rewrite, change_for, cure_of, is_untried, mends_source
 from nanstop.rewrite.files import is_of_project, read, unified
 from nanstop.store.files import read_text
 from nanstop.store.incidents import PATCH
@@ -120,7 +120,7 @@ def _cure(change: Rewrite, report: Report) -> tuple[str, str]:
     if not change.atoms:
         return "", ""
     proof = report.proof
-    if report.diagnoses and report.diagnoses[0].at_source is not None:
+    if mends_source(report) is not None:
         known = "tried on its rows"
     elif proof is None:
         known = "not tried"

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "c798daf5c9a2534d")
+REPORT_FORM = (1, "730befc2b5162992")
 
 
 def test_names():

@@ -127,7 +127,7 @@ def test_two_scales_of_zeros_never_move(tmp_path):
 def test_zeros_beside_units_that_are_never_above_0_are_not_why(tmp_path):
     torch.manual_seed(1)
     model = Dead(torch.randn(8, 8))
-    assert not watched(tmp_path, model, classified, steps=20)
+    assert [*watched(tmp_path, model, classified, steps=20)] == ["NS701"]
 
 
 @pytest.mark.parametrize(("first", "second"), [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
@@ -169,7 +169,9 @@ def test_a_softmax_over_one_output_is_constant_and_attention_to_one_token_is_non
     finding = watched(tmp_path / "one", nn.Linear(8, 1), shares)["NS701"]
     assert finding.title == "each row is compared with itself alone"
     assert not watched(tmp_path / "two", nn.Linear(8, 2), shares)
-    assert not watched(tmp_path / "attention", Attends(1), content)
+    finding = watched(tmp_path / "attention", Attends(1), content)["NS701"]
+    assert finding.title == "the objective has no gradient"
+    assert "relu is sent a gradient that is not 0, and passes on none" in finding.lines
 
 
 def test_a_variance_of_roundings_is_told(tmp_path):

@@ -3,6 +3,7 @@
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ import torch
 from fnstep import FnStep
 from loop_scripts import run_script
 from nanstop.decide.policy import Policy
-from nanstop.detect.standstill import none_arrives
+from nanstop.detect.zero_gradients.causes import none_arrives
+from nanstop.detect.zero_gradients.gradient_end import gradient_end
 from nanstop.records import GradientPath
 from nanstop.session.factory import opener
 from nanstop.store.incidents import Store
@@ -117,13 +119,41 @@ def told(folder, objective, num_steps):
     opened = opener(Policy(), Store(folder / "out"), said.append)
     run_script(folder / "train.py", source, opened, num_steps=num_steps)
     assert not [one for one in said if isinstance(one, str)]
-    return [(one.code, one.title) for one in said if hasattr(one, "code")]
+    return [(one.code, one.title, one.confidence) for one in said if hasattr(one, "code")]
 
 
 @pytest.mark.parametrize("objective", NONE.values(), ids=NONE)
-def test_an_objective_without_a_gradient_is_told_after_many_updates(tmp_path, objective):
-    assert told(tmp_path, objective, 63) == []
-    assert told(tmp_path, objective, 64) == [("NS701", "the objective has no gradient")]
+def test_an_objective_without_a_gradient_is_told_after_many_updates_or_at_the_end(
+    tmp_path, objective
+):
+    title = "the objective has no gradient"
+    assert told(tmp_path, objective, 63) == [("NS701", title, "likely")]
+    assert told(tmp_path, objective, 64) == [("NS701", title, "possible")]
+
+
+ENDS = {
+    "a hinge that is content": ("relu", 3, "y = m(b['x']).tanh() - 2.0", "return y.relu().sum()"),
+    "a mask of zeros": ("mul", 2, "y = m(b['x']) * b['mask']", "return y.sum()"),
+    "a bound": ("clamp", 2, "y = m(b['x']).clamp(max=-50.0)", "return y.pow(2).mean()"),
+    "labels that are left out": (
+        "cross_entropy",
+        3,
+        "y, s = m(b['x']), b['labels']",
+        "return F.cross_entropy(y, s, reduction='sum')",
+    ),
+}
+
+
+@pytest.mark.parametrize(("op", "number", "first", "last"), ENDS.values(), ids=ENDS)
+def test_the_operation_at_which_every_gradient_ends(tmp_path, op, number, first, last):
+    source, file = f"def loss(m, b):\n    {first}\n    {last}\n", str(tmp_path / "loss.py")
+    Path(file).write_text(source)
+    spelled = {"F": torch.nn.functional}
+    exec(compile(source, file, "exec"), spelled)
+    batch = {"x": torch.randn(3, 4), "mask": torch.zeros(3, 1), "labels": torch.full((3,), -100)}
+    step = FnStep(torch.nn.Linear(4, 2), spelled["loss"], [batch])
+    end = gradient_end(step)
+    assert (end.op, end.source.file, end.source.line) == (op, file, number)
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
@@ -177,7 +207,7 @@ def test_a_dropout_that_takes_every_gradient_away_is_named(share, dropped):
 
 def test_a_count_that_overflows_is_told_where_the_loss_is_divided_by_it(tmp_path):
     found = told(tmp_path, "counted_in_half(step)", 12)
-    assert found == [("NS209", "overflow in `sum` became a finite number")]
+    assert [one[:2] for one in found] == [("NS209", "overflow in `sum` became a finite number")]
 
 
 @pytest.mark.parametrize("objective", AT_ITS_LEAST.values(), ids=AT_ITS_LEAST)

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 from torch import Tensor
 
-from nanstop.detect.objective.flat_steps import FlatSteps, passed_by
+from nanstop.detect.zero_gradients.flat_steps import FlatSteps, passed_by
 from nanstop.diagnose.findings.setup.ns114_no_gradient_path import is_mostly_unreached
 from nanstop.living import living
 from nanstop.numerics.optimizer_state import innermost
@@ -289,7 +289,7 @@ def _is_among(tensor: Tensor, others: Sequence[Tensor]) -> bool:
 
 def _matters(step: Step, parameters: Sequence[Tensor]) -> bool:
     """Return whether other values of some parameters change the loss of a micro-batch."""
-    from nanstop.detect.standstill import moved
+    from nanstop.detect.other_weights import moved
 
     if not parameters:
         return False

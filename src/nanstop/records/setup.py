@@ -184,6 +184,16 @@ class ObjectiveFacts:
 
 
 @record
+class GradientEnd:
+    """The operation, as torch names it, that is sent a gradient which is not 0 and passes on none.
+    ``source``: its line, None where only torch's own code is on the stack.
+    """
+
+    op: str
+    source: SourceLine | None = None
+
+
+@record
 class GradientPath:
     """Which trainable elements an update can reach.
 
@@ -202,8 +212,9 @@ class GradientPath:
     those that it holds, later than update ``replaced_after``. ``reached_until``: the last update
     with a gradient, where there were some before ``num_reached`` was 0. ``zeros``: entries of the
     batch that are all 0 where every gradient is, and by ones in which some arrives. ``dropped``:
-    modules that drop all they are given, and by half of which some arrives. ``is_off``: gradients
-    were switched off when the script met its last exception.
+    modules that drop all they are given, and by half of which some arrives. ``end``: where
+    the gradient ends, where every trained tensor's is 0. ``is_off``: gradients were
+    switched off when the script met its last exception.
     """
 
     num_trainable: int
@@ -226,4 +237,5 @@ class GradientPath:
     reached_until: int | None = None
     zeros: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    end: GradientEnd | None = None
     is_off: bool = False

@@ -99,7 +99,8 @@ class Evidence:
     ``at``: the step of a run that has not failed in which something was measured or read anew.
     ``learned``: fields of ``facts`` that were read there. ``refusal``: the message of an exception
     that the run's own code raised there. ``accounts``: the last ones of one optimizer, in order.
-    ``told``: codes of what is more than possible of the run already.
+    ``told``: codes of what is more than possible of the run already. ``is_over``: the run has come
+    to its own end.
     """
 
     facts: RunFacts | None = None
@@ -118,6 +119,7 @@ class Evidence:
     learned: tuple[str, ...] = ()
     refusal: str = ""
     told: tuple[str, ...] = ()
+    is_over: bool = False
 
 
 @record

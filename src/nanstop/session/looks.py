@@ -15,7 +15,9 @@ from nanstop.detect.gauge import WIDE_SHARE, Gauge
 from nanstop.detect.gradient_arrival import MOST_UPDATES, NeverReached, ReplacedParts
 from nanstop.detect.left_modes import LeftModes
 from nanstop.detect.rates.used import Rates
-from nanstop.detect.standstill import ELSEWHERE, Standstill, none_arrives
+from nanstop.detect.zero_gradients.causes import none_arrives
+from nanstop.detect.zero_gradients.gradient_end import gradient_end
+from nanstop.detect.zero_gradients.standstill import ELSEWHERE, Standstill
 from nanstop.diagnose.diagnose import examine
 from nanstop.diagnose.evidence.accounts import DECAYED, GROWS
 from nanstop.numerics.room import let_go, require
@@ -235,11 +237,13 @@ class Looks:
             path = facts.gradient_path
             num_zero = self._standstill.num_zero
             found = none_arrives(step, path, elsewhere, num_zero) if path is not None else None
-            if found is not None:
-                self._learned(at=step.id, gradient_path=found)
-            elif elsewhere == 0.0:
+            if found is None and elsewhere == 0.0:
                 # A count in half overflows beside a model of any format.
                 place = place or self._gauge.wide(step)
+                if place is None and path is not None and not step.calls_script:
+                    found = replace(path, end=gradient_end(step))
+            if found is not None:
+                self._learned(at=step.id, gradient_path=found)
         if self._never.is_due and facts.gradient_path is not None:
             path = self._never.take(step, facts.gradient_path)
             self._learned(at=step.id, **({} if path is None else {"gradient_path": path}))
@@ -254,11 +258,12 @@ class Looks:
         is_due, self._memory_is_due = self._memory_is_due, False
         return unwritten_read(step, 0) if is_due else None
 
-    def logged(self) -> None:
+    def logged(self, *, is_over: bool = False) -> None:
         known = tuple(account for account in self._latest if account.is_own)
-        series = self._run.series.recent()
+        series, told = self._run.series.recent(), self._findings.told
+        facts = self._run.facts
         self._findings.examine_healthy(
-            Evidence(facts=self._run.facts, series=series, accounts=known)
+            Evidence(facts=facts, series=series, accounts=known, told=told, is_over=is_over)
         )
 
     def audit(self, step: Step, ranks: Callable[[], Ranks]) -> None:
@@ -291,7 +296,7 @@ class Looks:
         """Take the last look and return the ranges that were sampled for other runs to be
         compared with.
         """
-        self._look(self.logged)
+        self._look(lambda: self.logged(is_over=ended_well))
         self._findings.await_no_longer()
         for rates in self._rates.finished() if ended_well else ():
             self._learned(at=self._window, rates=rates)

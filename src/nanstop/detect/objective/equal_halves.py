@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nanstop.detect.standstill import moved
+from nanstop.detect.other_weights import moved
 from nanstop.numerics.tensors import floats
 from nanstop.records import ObjectiveRow
 from nanstop.replay.step import gradients_of

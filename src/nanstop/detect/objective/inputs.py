@@ -23,7 +23,7 @@ from nanstop.detect.objective.operands.bounded import are_bounded
 from nanstop.detect.objective.operands.look import Operands
 from nanstop.detect.objective.operands.numbers import BINARY, LOG_SHARES, SCORED, SHARES, Given
 from nanstop.detect.objective.operands.products import PRODUCTS, product
-from nanstop.detect.standstill import is_constant, moved
+from nanstop.detect.other_weights import is_constant, moved
 from nanstop.localize.provenance import KEEPS
 from nanstop.localize.slicing import writers
 from nanstop.numerics.trained import held_by

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from nanstop.detect.objective.operands.numbers import TOLERANCE
 from nanstop.detect.objective.ratios import MOST_TRIED, are_compared, place_of
 from nanstop.detect.objective.references import last_trained, written
-from nanstop.detect.standstill import noises
+from nanstop.detect.other_weights import noises
 from nanstop.records import RatioRow, op_name
 from nanstop.tracing.op_patches import LookOfSome, OtherResult, SecondRun
 from nanstop.tracing.places import line_text

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nanstop.detect.objective.labels import Picks
 from nanstop.detect.objective.padding import FAR, is_by_token, padding_of
-from nanstop.detect.standstill import moved
+from nanstop.detect.other_weights import moved
 from nanstop.records import ObjectiveRow
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.tracing.op_patches import SecondRun

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nanstop.detect.objective.fetched import FETCHES
 from nanstop.detect.objective.labels import MovedTable, Picks
-from nanstop.detect.standstill import moved
+from nanstop.detect.other_weights import moved
 from nanstop.numerics.tensors import tensors
 from nanstop.records import ObjectiveRow
 from nanstop.tracing.bindings import handed_on_after

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from nanstop.detect.standstill import noises
+from nanstop.detect.other_weights import noises
 from nanstop.numerics.graph import is_leaf
 from nanstop.records import ObjectiveRow, op_name
 from nanstop.replay.step import gradients_of

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nanstop.detect.objective.operands.products import product
-from nanstop.detect.standstill import moved
+from nanstop.detect.other_weights import moved
 from nanstop.frozen import frozen
 from nanstop.localize.slicing import writers
 from nanstop.records import ObjectiveRow, op_kind

@@ -19,7 +19,10 @@ is a copy of the worse one have a margin of 0 whatever the weights are: the loss
 2 = 0.693, and what is left of the gradient, 1e-7, are roundings. A loss that its line multiplies by
 0 has no gradient at any weights: said after four updates, where nothing else hangs on them. Where
 completions that were cut are masked, and none comes to its end, the mask of the batch is 0
-throughout: an entry of zeros is named if a gradient arrives with ones in its place.
+throughout: an entry of zeros is named if a gradient arrives with ones in its place. A hinge whose
+margin is always kept and units that are never above 0 have no slope: the operation is named that is
+sent a gradient and passes none on. A loop is told after 64 updates, or at its end, where it never
+had any gradient.
 
 ## Example
 ```
@@ -56,7 +59,7 @@ from __future__ import annotations
 
 from nanstop.diagnose.evidence.reading import series_values, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, GradientPath
+from nanstop.records import Diagnosis, Evidence, GradientEnd, GradientPath
 from nanstop.wording import counted, listed, number
 
 FROM_THE_START = 4
@@ -78,6 +81,8 @@ _ALONE = {
     ),
 }
 """By what was given: the cause, what confirmed it, what to do."""
+_SAY_WHY = frozenset({"NS114", "NS209", "NS503", "NS505"})
+"""Findings by which a gradient of 0 is no news."""
 
 
 def check(evidence: Evidence) -> Diagnosis | None:
@@ -183,10 +188,13 @@ def _no_gradient(evidence: Evidence) -> Diagnosis | None:
     path = facts.gradient_path
     reached = path is None or path.num_reached != 0
     asks = facts.objective is not None
-    dropped = path.dropped if path is not None else ()
-    least = (FROM_THE_START if always else LATER) if asks or dropped else OF_ANY
+    dropped, end = (path.dropped, path.end) if path is not None else ((), None)
+    is_known = asks or bool(dropped) or (evidence.is_over and always)
+    least = (FROM_THE_START if always else LATER) if is_known else OF_ANY
     # A scaler that is too low, and float16, flush gradients to zero: another finding.
     if num_steps < least or not reached or _may_flush(evidence):
+        return None
+    if not _SAY_WHY.isdisjoint(evidence.told):
         return None
     since = next((step for step, norm in reversed(norms) if norm != 0.0), -1)
     elsewhere = [value for step, value in series_values(evidence, "grad_elsewhere") if step > since]
@@ -194,26 +202,36 @@ def _no_gradient(evidence: Evidence) -> Diagnosis | None:
     # a fit, or a value network before its first reward.
     if not elsewhere or elsewhere[-1] != 0.0:
         return None
-    return Diagnosis(
+    found = Diagnosis(
         code="NS701",
         title="the objective has no gradient",
         cause=f"the gradient was exactly 0 in {counted(num_steps, 'update')} in a row, and is "
         "with other weights, too",
-        confidence="likely" if asks or dropped else "possible",
-        lines=(_zeros_of(path),),
+        confidence="likely" if is_known else "possible",
+        lines=(_end_of(end), _zeros_of(path)),
         where="gradient",
     )
+    return found.at(end.source if end is not None else None)
 
 
 def _zeros_of(path: GradientPath | None) -> str:
     if path is not None and path.dropped:
         return f"{listed(path.dropped)} drops all it is given: with p = 0.5 a gradient arrives"
-    if path is None or not path.zeros:
+    if path is not None and path.zeros:
+        return f"all of {listed(path.zeros)} in the batch is 0: with ones there a gradient arrives"
+    if path is None or path.end is None:
         return (
             "look for advantages, weights or masks of the loss that are all 0, or for a model "
             "that is compared with itself"
         )
-    return f"all of {listed(path.zeros)} in the batch is 0: with ones there a gradient arrives"
+    return (
+        "look at what it is given: numbers where it has no slope, or a factor, weights or a mask "
+        "that are 0"
+    )
+
+
+def _end_of(end: GradientEnd | None) -> str:
+    return f"{end.op} is sent a gradient that is not 0, and passes on none" if end else ""
 
 
 def _may_flush(evidence: Evidence) -> bool:

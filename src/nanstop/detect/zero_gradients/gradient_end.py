@@ -1,0 +1,87 @@
+"""Where the gradient ends: the operation that is sent one and passes none on.
+
+A hinge that is content, a mask of zeros, labels that are all left out, units that are never above
+0: wherever every gradient is 0, some operation is the last to have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from nanstop.records import GradientEnd
+from nanstop.replay.conditions import eager
+from nanstop.replay.function_modes import FunctionMode
+from nanstop.tracing.places import source_line, user_line
+
+if TYPE_CHECKING:
+    from nanstop.measure.accounts.followed import Line
+    from nanstop.replay.step import Step
+
+_Arrivals = list[Tensor]
+"""Of each gradient that came to a tensor, whether it has a number that is not 0."""
+
+
+def gradient_end(step: Step) -> GradientEnd | None:
+    """Return the last operation of the first micro-batch that is sent a gradient and passes none
+    on, with its line; None where there is none.
+
+    Undone bitwise; runs the micro-batch once more, and raises what that raises. Synchronises the
+    device.
+    """
+    mode = _Followed()
+    with step.isolated(), eager(), torch.enable_grad(), mode:
+        step.run(0)
+        op, line = mode.end()
+    return GradientEnd(op=op, source=source_line(line)) if op else None
+
+
+class _Followed(FunctionMode):
+    """Keeps of each operation with a gradient its line, and what comes to it and to what it was
+    given.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._arrivals = WeakTensorKeyDictionary()
+        self._calls: list[tuple[Any, Line, list[_Arrivals], list[_Arrivals]]] = []
+
+    def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
+        given: list[_Arrivals] = [self._arrivals.get(one, []) for one in _trained((args, kwargs))]
+        result = func(*args, **kwargs)
+        made = [self._heard(one) for one in _trained(result) if one.grad_fn is not None]
+        if given and made:
+            self._calls.append((func, user_line(), given, made))
+        return result
+
+    def end(self) -> tuple[str, Line]:
+        """Return the operation at which gradients end, once a backward is through."""
+        for func, line, given, made in reversed(self._calls):
+            if _is_sent(made) and not _is_sent(given):
+                return func.__name__.strip("_"), line
+        return "", None
+
+    def _heard(self, tensor: Tensor) -> _Arrivals:
+        arrivals: _Arrivals = []
+        tensor.register_hook(lambda grad: arrivals.append(grad.detach().any()))
+        self._arrivals[tensor] = arrivals
+        return arrivals
+
+
+def _is_sent(arrivals: list[_Arrivals]) -> bool:
+    return any(bool(one) for of_one in arrivals for one in of_one)
+
+
+def _trained(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        if values.requires_grad:
+            yield values
+    elif isinstance(values, dict):
+        yield from _trained(list(values.values()))
+    elif isinstance(values, (tuple, list)):
+        for one in values:
+            yield from _trained(one)

@@ -70,6 +70,7 @@ def test_s4_leaves_only_the_head_in_half(tmp_path):
     assert len(formats) > 1
 
 
+@pytest.mark.slow
 def test_s4_is_cured_by_the_head_in_float32(tmp_path):
     trainer = reward.build(setup_for(tmp_path, 25))
     head = trainer.model.base_model.model.score.modules_to_save.default.float()

@@ -127,6 +127,7 @@ def straight_then_flat(draw):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [saturating_doublings, logistic_doublings, straight_then_flat, warm_up]
 )

@@ -137,6 +137,7 @@ def test_switched_off_nothing_is_written(folder):
     assert ended.out.endswith(b"finite False\n")
 
 
+@pytest.mark.slow
 def test_a_run_inside_a_run_keeps_its_incident(folder):
     (folder / "outer.py").write_text(
         "import subprocess, sys\n"

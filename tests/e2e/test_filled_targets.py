@@ -37,14 +37,21 @@ PARAMETERS = list(net.parameters())
 """
 
 
-@pytest.mark.parametrize("make", ["y = torch.zeros(8, 3)", "y = x.new_zeros(8, 3)", "y = kept"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        "y = torch.zeros(8, 3)",
+        pytest.param("y = x.new_zeros(8, 3)", marks=pytest.mark.slow),
+        "y = kept",
+    ],
+)
 @pytest.mark.parametrize(
     "write",
     [
         "y[2] = out[2].detach()",
-        "y[x[:, 0] > 0] = out.detach()[x[:, 0] > 0]",
-        "y.copy_(out.detach())",
-        "part = y[2:4]; part.copy_(out[2:4].detach())",
+        pytest.param("y[x[:, 0] > 0] = out.detach()[x[:, 0] > 0]", marks=pytest.mark.slow),
+        pytest.param("y.copy_(out.detach())", marks=pytest.mark.slow),
+        pytest.param("part = y[2:4]; part.copy_(out[2:4].detach())", marks=pytest.mark.slow),
         "y = y.clone() if y is kept else y; y[2] = out[2]",
     ],
 )

@@ -38,6 +38,7 @@ def losses(one):
     return [log["loss"] for log in one.state.log_history if "loss" in log]
 
 
+@pytest.mark.slow
 def test_a_plan_is_saved_with_the_checkpoint_and_in_force_after_it(tmp_path, capsys):
     whole = trainer(tmp_path / "run", max_steps=6)
     with nanstop.watch(whole, out=tmp_path / "n") as watch:

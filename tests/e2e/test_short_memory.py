@@ -78,7 +78,7 @@ def calls_of_a_run(out: Path, at: range) -> int:
 
 
 @pytest.mark.parametrize("length", [1, 2])
-@pytest.mark.parametrize("places", [6, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("places", [3, pytest.param(60, marks=pytest.mark.slow)])
 def test_memory_that_ends_at_any_call(tmp_path: Path, places: int, length: int) -> None:
     num_calls = calls_of_a_run(tmp_path / "whole", range(0))
     assert num_calls > 30

@@ -89,6 +89,7 @@ def test_a_saved_model_computes_under_its_plan_what_the_watched_one_did(cured, k
     assert not logits_of(model).isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_exported_model_is_finite_where_there_is_no_nanstop(cured, kind, tmp_path, capsys):
     one = cured(kind)

@@ -99,6 +99,7 @@ def test_a_signal_becomes_an_incident_and_keeps_its_exit_code(start, fatal, code
         assert frame.endswith("in gemm")
 
 
+@pytest.mark.slow
 def test_the_run_after_a_death_names_the_operation(start, tmp_path):
     start("signal.raise_signal(signal.SIGFPE)")
     _, summary, report, err = start("signal.raise_signal(signal.SIGFPE)")

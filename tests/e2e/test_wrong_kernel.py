@@ -8,6 +8,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import json, math
 import torch
@@ -76,6 +78,7 @@ def run(script, folder):
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
+@pytest.mark.slow
 def test_it_is_named_told_from_the_numbers_and_done_without(tmp_path):
     for name in ("wrong", "right"):
         (tmp_path / name).mkdir()

@@ -1,5 +1,7 @@
 """A tensor that is not finite and that a script keeps for several steps."""
 
+import pytest
+
 from loop_scripts import investigated, run_script, same
 from nanstop.records import Report
 
@@ -43,6 +45,7 @@ def test_what_is_kept_for_later_steps_is_told_once_of_its_cause(tmp_path):
     assert reports[0].diagnoses[0].code == "NS204"
 
 
+@pytest.mark.slow
 def test_another_line_that_reads_it_is_another_failure(tmp_path):
     far = (
         f"{FAR}\n"

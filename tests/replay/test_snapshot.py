@@ -281,6 +281,7 @@ class TestKeeper:
                 taken.append(keeper.snapshot)
         assert len(taken) == 8
 
+    @pytest.mark.slow
     def test_models_that_a_script_lets_go_of_are_not_kept(self):
         keeper, models = SnapshotKeeper(lambda: 1 << 30, time_share=1e-12, late_share=1e-12), []
         for index in range(120):

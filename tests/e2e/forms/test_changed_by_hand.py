@@ -30,6 +30,7 @@ torch.save(net.state_dict(), sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_a_loop_ends_as_if_its_line_had_been_changed_by_hand(tmp_path):
     chosen = "gather(1, torch.arange(4)[:, None]).mean()"
     failing = f"-torch.log(torch.softmax(net(x), -1)).{chosen}"

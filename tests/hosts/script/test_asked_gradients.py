@@ -168,6 +168,7 @@ BY_OPTIMIZER = """optimizer.zero_grad()
     optimizer.step()"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("create", [True, False])
 @pytest.mark.parametrize("outer", [BY_HAND, BY_OPTIMIZER])
 def test_an_inner_loop_that_fails(tmp_path, outer, create):

@@ -69,6 +69,7 @@ def test_two_threads_at_once_are_left_alone(tmp_path):
     assert not watched.rows
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="exit codes of signals")
 def test_threads_that_follow_each_other_are_watched(tmp_path):
     (tmp_path / "train.py").write_text(ONE_AFTER_THE_OTHER)

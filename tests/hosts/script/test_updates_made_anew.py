@@ -126,6 +126,7 @@ def test_a_factor_that_updates_do_not_depend_on_is_not_blamed(tmp_path):
     assert report.proof.minimal[0].remedy == "lr"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "cure", "decays"),
     [
@@ -148,6 +149,7 @@ RAISED = """
     optimizer.step()"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_rate_that_the_script_has_raised(tmp_path, monkeypatch, is_late):
     """A way back that begins in the midst of the growth tells nothing of what led there."""

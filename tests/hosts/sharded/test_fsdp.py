@@ -65,6 +65,7 @@ def test_copies_of_what_lies_on_several_ranks_are_bitwise_equal(tmp_path):
     assert incidents(tmp_path / "watched")[0] == [], told
 
 
+@pytest.mark.slow
 def test_data_of_one_rank(tmp_path):
     reference = alone(tmp_path / "alone", "loop", "data", **ALLOWED)
     results, told = together(tmp_path / "ranks", "sharded", "data", **ALLOWED)

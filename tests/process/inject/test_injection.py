@@ -146,6 +146,7 @@ def test_the_traceback_of_a_numeric_exception_is_the_scripts(folder):
     assert len(rows["incidents"]) == 1
 
 
+@pytest.mark.slow
 def test_a_traceback_of_the_script_shows_none_of_our_frames(folder):
     (folder / "shapes.py").write_text(
         "import torch\n"

@@ -106,6 +106,7 @@ def test_what_is_said_of_a_search():
     assert progress_line(1, {"scale": 65536.0}) == "1 step watched, loss scale 65536"
 
 
+@pytest.mark.slow
 def test_a_report_does_not_begin_at_the_end_of_a_bar(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(

@@ -47,7 +47,7 @@ class _Followed(FunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._arrivals = WeakTensorKeyDictionary()
+        self._arrivals: Any = WeakTensorKeyDictionary()
         self._calls: list[tuple[Any, Line, list[_Arrivals], list[_Arrivals]]] = []
 
     def handle(self, func: Any, args: Any, kwargs: Any) -> Any:

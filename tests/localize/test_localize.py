@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import planted
 from nanstop.records import Position
-from nanstop.tracing import holders
+from nanstop.tracing.source import holders
 from planted import INF, NAN, Net, located, located_body, op_of
 
 BORROWED = """

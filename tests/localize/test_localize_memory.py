@@ -9,6 +9,7 @@ from torch import nn
 from fnstep import FnStep
 from nanstop.errors import ShortOfMemoryError
 from nanstop.localize import localize as place
+from nanstop.localize import scene
 from nanstop.tracing import op_details
 from nanstop.tracing.op_details import Observer
 from nanstop.tracing.op_patches import Filled, Patch, ReachedError
@@ -48,7 +49,7 @@ def named(found):
 def short_for(monkeypatch, kind, times=99):
     """Have memory be short for runs with a look of a kind, the first ``times`` of them; return what
     looks there were."""
-    whole, seen = place.look_again, []
+    whole, seen = scene.look_again, []
 
     def again(step, micro, *looks, **options):
         met = [look for look in looks if isinstance(look, kind)]
@@ -57,13 +58,13 @@ def short_for(monkeypatch, kind, times=99):
             raise ShortOfMemoryError
         return whole(step, micro, *looks, **options)
 
-    monkeypatch.setattr(place, "look_again", again)
+    monkeypatch.setattr(scene, "look_again", again)
     return seen
 
 
 def test_a_sparing_look_ends_with_the_last_operation_it_is_for(monkeypatch):
     """The first leaves the script where its step ends: what its hooks count is even there."""
-    whole, ends, backwards = place.look_again, [], []
+    whole, ends, backwards = scene.look_again, [], []
 
     def again(step, micro, *looks, **options):
         before = len(backwards)
@@ -74,7 +75,7 @@ def test_a_sparing_look_ends_with_the_last_operation_it_is_for(monkeypatch):
                 raise ShortOfMemoryError
         return failed, error
 
-    monkeypatch.setattr(place, "look_again", again)
+    monkeypatch.setattr(scene, "look_again", again)
     step = overflowing()
     step.view.root.up.weight.register_hook(lambda _: backwards.append(1))
     found = place.localize(step, 0)

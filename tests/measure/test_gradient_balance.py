@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanstop.measure.accounts.gradient_accounts import GradientAccounts
-from nanstop.measure.accounts.gradient_balance import Backward, Samples, balance, is_even
+from nanstop.measure.accounts.gradient_balance import balance, is_even
+from nanstop.measure.accounts.samples import Backward, Samples
 from nanstop.records import StepId
 
 AT = StepId(run="r", step=1)

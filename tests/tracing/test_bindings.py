@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from nanstop.records import SourceLine
-from nanstop.tracing.bindings import (
+from nanstop.tracing.source.assignments import tree_of
+from nanstop.tracing.source.bindings import (
     factors_given_at,
     handed_on_after,
     sliced_after,
     target_given_at,
     writing_lines,
 )
-from nanstop.tracing.holders import holder_of, tree_of
+from nanstop.tracing.source.holders import holder_of
 
 SOURCE = textwrap.dedent("""
     def train(model, sums, rates):

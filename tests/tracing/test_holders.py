@@ -1,6 +1,6 @@
 """Which line of a script gave a variable its value."""
 
-from nanstop.tracing.holders import holder_of
+from nanstop.tracing.source.holders import holder_of
 
 
 def line_of(folder, text):

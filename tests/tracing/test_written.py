@@ -6,7 +6,7 @@ import numpy  # noqa: F401  (the text of a line is looked up by what is imported
 import pytest
 
 from nanstop.records import SourceLine
-from nanstop.tracing.written import writes_down
+from nanstop.tracing.source.written import writes_down
 
 HEAD = """import math
 import math as m

@@ -19,7 +19,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 
-from nanstop.detect.gradient_arrival import GradientArrival, is_whole
+from nanstop.detect.arrival.gradient_arrival import GradientArrival, is_whole
 from nanstop.detect.objective.equal_halves import EqualHalves
 from nanstop.detect.objective.references import Equals, OwnReference
 from nanstop.detect.stale_weights import keeps_casts

@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nanstop.detect.sentinel import norm_of_gradients
-from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.trained import gradients_held, held_by
 from nanstop.records import ClippingFacts
-from nanstop.tracing.places import source_line
+from nanstop.tracing.places import Line, source_line
 
 LEAST, MOST = 4, 256
 """First updates of an optimizer that must all show it, and updates that are looked at at most."""

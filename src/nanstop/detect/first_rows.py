@@ -19,8 +19,8 @@ from nanstop.detect.objective.fetched import FETCHES
 from nanstop.detect.texts import TEXTS
 from nanstop.records import DataFacts, TextFacts
 from nanstop.records.vocabulary import IGNORED_LABEL
-from nanstop.tracing.bindings import sliced_after
 from nanstop.tracing.places import line_text, source_line
+from nanstop.tracing.source.bindings import sliced_after
 
 if TYPE_CHECKING:
     from nanstop.replay.step import Batch, ModelView, Step

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from nanstop.detect.gradient_arrival import homes
+from nanstop.detect.arrival.replaced_parts import homes
 from nanstop.numerics.trained import held_by
 from nanstop.records import ModeFacts, SourceLine
 from nanstop.tracing.places import source_line

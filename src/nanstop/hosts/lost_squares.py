@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from nanstop.measure.accounts.followed import Line
-from nanstop.tracing.places import user_line
+from nanstop.tracing.places import Line, user_line
 
 LEAST_SHARE = 0.01
 _SQUARES = frozenset({"square", "square_"})

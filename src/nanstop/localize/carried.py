@@ -13,14 +13,8 @@ from collections.abc import Iterator
 from nanstop.numerics.tensors import has_bad
 from nanstop.records import SourceLine
 from nanstop.rewrite.source import LOOPS, nodes_around
-from nanstop.tracing.holders import (
-    HeldVariable,
-    Holder,
-    function_at,
-    held_in,
-    script_frames,
-    tree_of,
-)
+from nanstop.tracing.source.assignments import function_at, tree_of
+from nanstop.tracing.source.holders import HeldVariable, Holder, held_in, script_frames
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _APART = (*_FUNCTIONS, ast.Lambda, ast.ClassDef)

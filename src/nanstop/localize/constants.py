@@ -14,11 +14,12 @@ from nanstop.localize.dataflow import of_infinities
 from nanstop.localize.slicing import range_of
 from nanstop.records import Localization, OpEvent, Origin, SourceLine
 from nanstop.records.values import origin_of
-from nanstop.tracing.holders import Holder, is_assignment
 from nanstop.tracing.op_details import OpDetails
 from nanstop.tracing.places import source_line
 from nanstop.tracing.recorder import Trace, Value
-from nanstop.tracing.written import writes_down
+from nanstop.tracing.source.assignments import is_assignment
+from nanstop.tracing.source.holders import Holder
+from nanstop.tracing.source.written import writes_down
 
 _MOST_READERS = 3
 

@@ -23,7 +23,7 @@ from nanstop.records.values import origin_of
 from nanstop.tracing.operators import ADDITIVE
 from nanstop.tracing.places import source_line
 from nanstop.tracing.recorder import Op, Trace, Value
-from nanstop.tracing.written import writes_down
+from nanstop.tracing.source.written import writes_down
 
 _FLOORS = frozenset({"clamp", "clamp_min", "maximum"})
 _ROOTS = frozenset({"sqrt", "rsqrt", "reciprocal", "pow", "div"})

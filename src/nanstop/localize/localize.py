@@ -11,10 +11,7 @@ import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
-
-from torch import Tensor
+from dataclasses import replace
 
 from nanstop.errors import ShortOfMemoryError
 from nanstop.localize import meant, slicing
@@ -22,21 +19,16 @@ from nanstop.localize.absorbed import those_that_matter
 from nanstop.localize.constants import readers
 from nanstop.localize.exact import with_exact
 from nanstop.localize.memory.unseen import written_unseen
-from nanstop.localize.origin import BatchLayout, FailureOrigin
-from nanstop.localize.positions import Grid
+from nanstop.localize.origin import FailureOrigin
+from nanstop.localize.scene import Scene
 from nanstop.numerics.room import give_back
-from nanstop.numerics.tensors import is_plain
 from nanstop.records import Confidence, FailureKey, Localization, Phase
-from nanstop.records.values import origin_of
 from nanstop.replay.step import Step
 from nanstop.tracing.op_details import MOST_ON_DEVICE, Observer, OpDetails, storage_names
-from nanstop.tracing.op_patches import Look, Patch, Spot
+from nanstop.tracing.op_patches import Patch, Spot
 from nanstop.tracing.record_step import (
     Recording,
-    given_in_objects,
     known_tensors,
-    look_again,
-    record,
 )
 from nanstop.tracing.recorder import Op, Trace, Value
 
@@ -62,7 +54,7 @@ def localize(
     again is reported even where nothing failed, if loss or gradients come of it.
     """
     began = time.perf_counter()
-    scene = _Scene(step, micro, update, phase)
+    scene = Scene(step, micro, update, phase)
     first = scene.recorded()
     origin = _explained(scene, first, {})
     if origin is not None and not origin.stable:
@@ -104,7 +96,7 @@ def fails_at(
 
     False says little: it may fail there by what is there before any operation, or elsewhere.
     """
-    recording = _Scene(step, micro, update, phase).recorded()
+    recording = Scene(step, micro, update, phase).recorded()
     births = slicing.trace_back(recording.trace, sinks(recording))
     ops = (recording.trace.ops[index] for index in (*births.inf, *births.nan))
     return any((op.name, op.phase, op.module) == (key.op, key.phase, key.module) for op in ops)
@@ -122,35 +114,8 @@ def _confidence(found: Localization, *, tested: bool) -> Confidence:
     return "certain" if (tested or named) and not found.blind_spots else "likely"
 
 
-@dataclass(frozen=True, slots=True)
-class _Scene:
-    """What is run: a micro-batch of a step, or with ``update`` the update of its window;
-    ``phase``: what it is called.
-    """
-
-    step: Step
-    micro: int
-    update: bool
-    phase: Phase
-
-    def recorded(self, patch: Patch | None = None) -> Recording:
-        run = partial(
-            record, self.step, self.micro, update=self.update, phase=self.phase, look=patch
-        )
-        try:
-            return run()
-        except ShortOfMemoryError:  # of what runs before it have left in pieces, it may be
-            give_back(self.step.view.device_type)
-            return run()
-
-    def seen_again(
-        self, *looks: Look, until: int | None = None
-    ) -> tuple[tuple[str, ...], Exception | None]:
-        return look_again(self.step, self.micro, *looks, update=self.update, until=until)
-
-
 def _explained(
-    scene: _Scene, recording: Recording, mended: Mapping[int, Spot]
+    scene: Scene, recording: Recording, mended: Mapping[int, Spot]
 ) -> FailureOrigin | None:
     """Return what a recording and the details of its births say;
     None if nothing failed and nothing was absorbed.
@@ -174,7 +139,7 @@ def _explained(
         recording.reaches,
         absorbed,
         error=type(recording.error).__name__ if recording.error is not None else "",
-        samples=BatchLayout(grid=_grid(scene), rows=_rows(scene), masks=_masks(scene)),
+        samples=scene.layout,
     )
 
 
@@ -241,7 +206,7 @@ def _reaches_inf(trace: Trace, op: Op) -> bool:
 
 
 def _looked(
-    scene: _Scene,
+    scene: Scene,
     wanted: Collection[int],
     mended: Mapping[int, Spot],
     *,
@@ -260,35 +225,9 @@ def _looked(
     return observer.seen
 
 
-def _masks(scene: _Scene) -> frozenset[str]:
-    """Return the names of what in the batch holds nothing but 0 and 1; all 0 may be anything."""
-    named = known_tensors(scene.step, scene.micro)
-    return frozenset(
-        name
-        for name, tensor in named.items()
-        if origin_of(name) == "from_batch" and is_plain(tensor) and _is_mask(tensor)
-    )
-
-
-def _is_mask(tensor: Tensor) -> bool:
-    """Return whether a tensor is 0 or 1 everywhere; of floats, 1 at least once."""
-    ones = tensor == 1
-    return bool((ones | (tensor == 0)).all()) and (
-        not tensor.is_floating_point() or bool(ones.any())
-    )
-
-
-def _rows(scene: _Scene) -> int | None:
-    if given_in_objects(scene.step, scene.micro):  # a graph has a row for each of its nodes
-        return None
-    entries = scene.step.batches[scene.micro].values()
-    first = next((v for v in entries if isinstance(v, Tensor) and v.dim()), None)
-    return int(first.shape[0]) if first is not None else None
-
-
-def _described(found: Localization, scene: _Scene) -> Localization:
+def _described(found: Localization, scene: Scene) -> Localization:
     """Return ``found`` with the class of its module, and whether every sample has a part in it."""
-    grid, event = _grid(scene), found.first_bad
+    grid, event = scene.grid, found.first_bad
     if event is not None:
         modules = dict(scene.step.view.root.named_modules())
         kind = type(modules[event.module]).__name__ if event.module in modules else ""
@@ -298,14 +237,7 @@ def _described(found: Localization, scene: _Scene) -> Localization:
     return replace(found, first_bad=event, in_every_sample=is_whole)
 
 
-def _grid(scene: _Scene) -> Grid | None:
-    ids = scene.step.view.token_ids(scene.step.batches[scene.micro])
-    if ids is None or ids.dim() != 2:
-        return None
-    return Grid((int(ids.shape[0]), int(ids.shape[1])), scene.step.view.root)
-
-
-def _confirmed(scene: _Scene, origin: FailureOrigin) -> tuple[FailureOrigin, bool]:
+def _confirmed(scene: Scene, origin: FailureOrigin) -> tuple[FailureOrigin, bool]:
     """Return the origin whose cause stands the test, with its place put right the failure is gone,
     or without it remains; and whether a run in which it was put right passed.
 
@@ -331,7 +263,7 @@ def _confirmed(scene: _Scene, origin: FailureOrigin) -> tuple[FailureOrigin, boo
 
 
 def _tried(
-    scene: _Scene,
+    scene: Scene,
     reaches: tuple[str, ...],
     mended: Mapping[int, Spot],
     suspects: Mapping[int, Spot],
@@ -355,7 +287,7 @@ def _tried(
 
 
 def _behind_unseen(
-    scene: _Scene, recording: Recording, origin: FailureOrigin, found: Localization
+    scene: Scene, recording: Recording, origin: FailureOrigin, found: Localization
 ) -> tuple[FailureOrigin, Localization, bool]:
     """Return what explains a failure whose place could not be tested, and whether it could now:
     what was bad before a write that no operation makes is where the search goes on.
@@ -391,7 +323,7 @@ def _is_until(found: Localization | None, last: int) -> bool:
     return found.origin.startswith("from_") or found.first_bad.index <= last
 
 
-def _passes(scene: _Scene, reaches: tuple[str, ...], mended: Mapping[int, Spot]) -> bool:
+def _passes(scene: Scene, reaches: tuple[str, ...], mended: Mapping[int, Spot]) -> bool:
     """Return whether what failed first is finite with some births put right."""
     patch = Patch(mended)
     failed, error = scene.seen_again(patch)

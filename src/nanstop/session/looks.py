@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from nanstop.detect.arrival.never_reached import MOST_UPDATES, NeverReached
+from nanstop.detect.arrival.replaced_parts import ReplacedParts
 from nanstop.detect.early_steps import EarlySteps, is_early
 from nanstop.detect.first_rows import FirstRows
 from nanstop.detect.gauge import WIDE_SHARE, Gauge
-from nanstop.detect.gradient_arrival import MOST_UPDATES, NeverReached, ReplacedParts
 from nanstop.detect.left_modes import LeftModes
 from nanstop.detect.rates.used import Rates
 from nanstop.detect.zero_gradients.causes import none_arrives

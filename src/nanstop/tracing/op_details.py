@@ -27,8 +27,8 @@ from nanstop.records import Finiteness, TensorStats, Unwritten
 from nanstop.records.values import origin_of
 from nanstop.tracing import operators
 from nanstop.tracing.definitions.once_more import rerun_reference, rerun_wider, unwritten
-from nanstop.tracing.holders import Holder, holder_of
 from nanstop.tracing.operators import operands_of, outputs_of
+from nanstop.tracing.source.holders import Holder, holder_of
 
 StorageNames = Mapping[int, Sequence[tuple[range, str]]]
 """By the address of a storage the bytes that each tensor with a name takes there."""

@@ -23,6 +23,8 @@ from nanstop.own_code import is_library, is_wrapper
 from nanstop.records import SourceLine
 from nanstop.replay.conditions import inside_transform
 
+Line = tuple[CodeType, int] | None
+"""A line that runs, by its code: None where only torch's own frames are on the stack."""
 _sequence_nr = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
 current_node = torch._C._current_autograd_node
 graph_task = torch._C._current_graph_task_id
@@ -48,7 +50,7 @@ class Place:
     """
 
     module: str
-    line: tuple[CodeType, int] | None
+    line: Line
     op: str | None
     index: int | None = None
 
@@ -62,7 +64,7 @@ class BackwardLine:
     of a custom backward.
     """
 
-    line: tuple[CodeType, int] | None
+    line: Line
     anew: bool
     by_hook: bool
 
@@ -148,9 +150,7 @@ class Places:
         if any(module is called for called in self._called):
             self.left_root = True
 
-    def forward(
-        self, op: str, line: tuple[CodeType, int] | None, index: int | None = None
-    ) -> Place:
+    def forward(self, op: str, line: Line, index: int | None = None) -> Place:
         """Return the place of an op that is no backward op, and remember it for its node."""
         task = graph_task()
         if self._stack:
@@ -193,7 +193,7 @@ class Places:
                     return place
         return NOWHERE
 
-    def line(self) -> tuple[CodeType, int] | None:
+    def line(self) -> Line:
         """Return the innermost (code, line) that is no wrapper's, up to where nanstop began the
         run.
         """
@@ -214,7 +214,7 @@ class Places:
         module's call or checkpoint's own code among them means a recomputation. The engine's
         threads on a GPU have no frames beyond.
         """
-        found: tuple[CodeType, int] | None = None
+        found: Line = None
         anew = applied = False
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and frame.f_code.co_name != _ENGINE:
@@ -227,7 +227,7 @@ class Places:
         return BackwardLine(found, anew, found is not None and not applied)
 
 
-def source_line(line: tuple[CodeType, int] | None) -> SourceLine | None:
+def source_line(line: Line) -> SourceLine | None:
     """Return the source text of a (code, line) pair."""
     if line is None:
         return None
@@ -236,19 +236,19 @@ def source_line(line: tuple[CodeType, int] | None) -> SourceLine | None:
     return SourceLine(file=code.co_filename, line=number, function=code.co_name, text=text)
 
 
-def line_text(line: tuple[CodeType, int] | None) -> str:
+def line_text(line: Line) -> str:
     """Return ``train.py:31: TEXT`` of a (code, line) pair, "" where there is none."""
     source = source_line(line)
     return f"{source.short}: {source.text}" if source else ""
 
 
-def user_line() -> tuple[CodeType, int] | None:
+def user_line() -> Line:
     """Return code and line of the innermost frame that belongs to the script."""
     frame = user_frame()
     return None if frame is None else (frame.f_code, frame.f_lineno)
 
 
-def calling_line() -> tuple[CodeType, int] | None:
+def calling_line() -> Line:
     """Return code and line that called the innermost function of the script, None where a library
     did.
     """

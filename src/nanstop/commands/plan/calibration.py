@@ -17,7 +17,6 @@ from nanstop.errors import NanstopError
 from nanstop.hosts.loop.function_micro import named_batch
 from nanstop.hosts.loop.step import LoopStep
 from nanstop.hosts.model.view import PlainView
-from nanstop.measure.accounts.followed import Line
 from nanstop.records import Atom, RunFacts, StepId
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.remedies.apply import applied
@@ -27,6 +26,7 @@ from nanstop.replay.copies.snapshot import ready_scaler
 from nanstop.replay.rng import RngState, note_rng
 from nanstop.replay.step import Batch, Step
 from nanstop.replay.undo import attributes_kept
+from nanstop.tracing.places import Line
 
 Loss = Callable[[Any], Tensor]
 

@@ -38,8 +38,8 @@ from nanstop.tracing.op_patches import LookOfSome
 from nanstop.tracing.places import line_text, user_line
 
 if TYPE_CHECKING:
-    from nanstop.measure.accounts.followed import Line
     from nanstop.replay.step import Step
+    from nanstop.tracing.places import Line
 
 MOST_GRAPHS, MOST_NODES = 64, 1 << 16
 _APART = 0.2

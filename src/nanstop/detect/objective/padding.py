@@ -20,10 +20,10 @@ from nanstop.detect.objective.labels import MovedTable, Picks
 from nanstop.detect.other_weights import moved
 from nanstop.numerics.tensors import tensors
 from nanstop.records import ObjectiveRow
-from nanstop.tracing.bindings import handed_on_after
 from nanstop.tracing.op_patches import LookOfSome
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_loss, first_ops
+from nanstop.tracing.source.bindings import handed_on_after
 
 if TYPE_CHECKING:
     from nanstop.replay.step import Step

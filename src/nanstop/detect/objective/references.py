@@ -21,10 +21,10 @@ from nanstop.numerics.graph import is_leaf
 from nanstop.records import ObjectiveRow, op_name
 from nanstop.replay.step import gradients_of
 from nanstop.replay.untouched import TensorMemory, address
-from nanstop.tracing.bindings import memory_given_at
 from nanstop.tracing.op_patches import LookOfSome, SecondRun
 from nanstop.tracing.places import line_text
 from nanstop.tracing.record_step import first_loss, first_ops, look_again
+from nanstop.tracing.source.bindings import memory_given_at
 
 if TYPE_CHECKING:
     from nanstop.replay.step import Step

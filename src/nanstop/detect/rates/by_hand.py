@@ -25,7 +25,7 @@ from typing import Any
 from nanstop.frozen import frozen
 from nanstop.records import SourceLine
 from nanstop.rewrite.source import LOOPS, nodes_around
-from nanstop.tracing.holders import function_at, tree_of
+from nanstop.tracing.source.assignments import function_at, tree_of
 
 _FUNCTIONS = frozenset({"len", "min", "max", "abs", "float", "int", "round", "pow", "bool"})
 _KEY = "lr"

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from nanstop.own_code import is_library
 from nanstop.records import SourceLine
 from nanstop.rewrite.rates import KEY, settings, settings_of_groups
-from nanstop.tracing.holders import function_at, script_frames, tree_of
+from nanstop.tracing.source.assignments import function_at, tree_of
+from nanstop.tracing.source.holders import script_frames
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

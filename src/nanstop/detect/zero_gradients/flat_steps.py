@@ -25,8 +25,8 @@ from nanstop.replay.function_modes import FunctionMode
 from nanstop.tracing.places import line_text, user_line
 
 if TYPE_CHECKING:
-    from nanstop.measure.accounts.followed import Line
     from nanstop.replay.step import Step
+    from nanstop.tracing.places import Line
 
 UPDATES = (2, 4, 8)
 """Updates of an optimizer that are looked at, from 0 on."""

@@ -19,8 +19,8 @@ from nanstop.replay.function_modes import FunctionMode
 from nanstop.tracing.places import source_line, user_line
 
 if TYPE_CHECKING:
-    from nanstop.measure.accounts.followed import Line
     from nanstop.replay.step import Step
+    from nanstop.tracing.places import Line
 
 _Arrivals = list[Tensor]
 """Of each gradient that came to a tensor, whether it has a number that is not 0."""

@@ -15,14 +15,14 @@ from torch import Tensor
 from nanstop.replay.conditions import eager
 from nanstop.replay.function_modes import FunctionMode
 from nanstop.rewrite.source import nodes_around
-from nanstop.tracing.holders import tree_of
 from nanstop.tracing.places import source_line, user_line
-from nanstop.tracing.written import is_unchosen_in_its_function
+from nanstop.tracing.source.assignments import tree_of
+from nanstop.tracing.source.written import is_unchosen_in_its_function
 
 if TYPE_CHECKING:
-    from nanstop.measure.accounts.followed import Line
     from nanstop.records import SourceLine
     from nanstop.replay.step import Step
+    from nanstop.tracing.places import Line
 
 
 def times_zero(step: Step) -> SourceLine | None:

@@ -11,11 +11,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from nanstop.hosts.patch_table import Table
-from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.optimizer_state import innermost
 from nanstop.records import AccumulationFacts, GradientAccount, StepId
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.places import source_line, user_line
+from nanstop.tracing.places import Line, source_line, user_line
 
 __tracebackhide__ = passes_through
 

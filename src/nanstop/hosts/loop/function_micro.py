@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.graph import is_leaf
 from nanstop.numerics.tensors import tensors, version
 from nanstop.own_code import is_of_library
 from nanstop.replay.rng import RngState
 from nanstop.replay.step import Batch
 from nanstop.tracebacks import passes_through
+from nanstop.tracing.places import Line
 
 __tracebackhide__ = passes_through
 

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from nanstop.errors import NanstopError
-from nanstop.measure.accounts.followed import Line
 from nanstop.replay.rng import RngState, note_rng
 from nanstop.replay.step import Batch
+from nanstop.tracing.places import Line
 
 
 class Micro(Protocol):

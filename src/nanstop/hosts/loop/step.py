@@ -24,7 +24,6 @@ from nanstop.hosts.replicas import ONE_COPY, Replicas, is_here
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.sharded.redirected import redirected
 from nanstop.hosts.window.remedies import WindowRemedies, under
-from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.parked import Away, is_tight
 from nanstop.numerics.trained import held_by
 from nanstop.records import Atom, RunFacts, SourceLine, StepId
@@ -34,7 +33,8 @@ from nanstop.replay.copies.snapshot import Trainable, ready_scaler
 from nanstop.replay.rng import note_rng, restore_rng
 from nanstop.replay.step import Batch, Measure, ModelView, parameters_of, trainable_of, undone
 from nanstop.replay.untouched import versions_kept
-from nanstop.tracing.hook_lines import hook_lines
+from nanstop.tracing.places import Line
+from nanstop.tracing.source.hook_lines import hook_lines
 
 
 @dataclass(slots=True)

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from nanstop.numerics.tensors import by_torch_alone, version
 from nanstop.records import LoadFacts
-from nanstop.tracing.bindings import elements_read_at
-from nanstop.tracing.holders import script_frames
 from nanstop.tracing.places import source_line, user_line
+from nanstop.tracing.source.bindings import elements_read_at
+from nanstop.tracing.source.holders import script_frames
 
 
 class LoadedWeights:

@@ -233,7 +233,7 @@ def _registering(original: Any, tensor: Any, hook: Any) -> Any:
     """Stand in for what registers hooks on tensors: their lines are told where they take something
     from a gradient.
     """
-    from nanstop.tracing.hook_lines import registering  # with the first hook that there is
+    from nanstop.tracing.source.hook_lines import registering  # with the first hook that there is
 
     return registering(original, tensor, hook)
 

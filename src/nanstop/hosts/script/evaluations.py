@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from nanstop.frozen import frozen
 from nanstop.hosts.tape.tensors import Autocast, autocast_state, in_autocast
-from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.nested import mapped, named_inputs
 from nanstop.numerics.tensors import bytes_of, tensors, version
 from nanstop.replay.rng import RngState, note_rng
 from nanstop.replay.step import Batch
+from nanstop.tracing.places import Line
 
 _MAX_HELD = 8
 _MAX_HELD_BYTES = 2**24

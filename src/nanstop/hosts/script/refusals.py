@@ -23,12 +23,12 @@ from nanstop.hosts.script.steps import Steps
 from nanstop.hosts.script.window import ScriptWindow, models_in, window_of
 from nanstop.hosts.tape.numbers import Question
 from nanstop.hosts.tape.taped_micro import TapedMicro
-from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.trained import held_by
 from nanstop.own_code import is_library
 from nanstop.ranks import num_launched
 from nanstop.records import Phase
 from nanstop.tracebacks import passes_through, raised_in
+from nanstop.tracing.places import Line
 
 __tracebackhide__ = passes_through
 

@@ -12,10 +12,9 @@ from torch.optim import Optimizer
 from nanstop.hosts.loop.facts import facts_of_loop
 from nanstop.hosts.model.view import PlainView
 from nanstop.hosts.patch_table import Table
-from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.optimizer_state import moments_of_others
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.places import source_line, user_line
+from nanstop.tracing.places import Line, source_line, user_line
 
 __tracebackhide__ = passes_through
 

@@ -9,12 +9,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, SequentialLR
 
 from nanstop.hosts.patch_table import Table
-from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.optimizer_state import innermost
 from nanstop.own_code import is_library
 from nanstop.records import SourceLine
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.places import source_line, user_line
+from nanstop.tracing.places import Line, source_line, user_line
 
 __tracebackhide__ = passes_through
 

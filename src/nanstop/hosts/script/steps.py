@@ -36,13 +36,12 @@ from nanstop.hosts.tape.pieces import accumulation_in
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
 from nanstop.living import living
-from nanstop.measure.accounts.followed import Line
 from nanstop.measure.accounts.weight_writes import WeightWrites
 from nanstop.numerics.tensors import by_torch_alone, format_name
 from nanstop.numerics.trained import held_by
 from nanstop.records import LoadFacts, SourceLine
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.places import source_line
+from nanstop.tracing.places import Line, source_line
 
 __tracebackhide__ = passes_through
 

@@ -20,14 +20,13 @@ from nanstop.hosts.patch_table import Table
 from nanstop.hosts.sharded.engine import inside_engine
 from nanstop.hosts.tape.tape_calls import Constant
 from nanstop.hosts.tape.taped_micro import TapedMicro
-from nanstop.measure.accounts.followed import Line
 from nanstop.measure.loss_graph import LEAST_SCALE
 from nanstop.numerics.tensors import by_torch_alone, nonfinite, version
 from nanstop.numerics.trained import gradients_held
 from nanstop.records.facts import BY_HAND
 from nanstop.replay.copies.buffers import BufferNotes
 from nanstop.replay.step import ModelView
-from nanstop.tracing.places import user_line
+from nanstop.tracing.places import Line, user_line
 
 
 class BufferGroup:

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from nanstop.hosts.tape.tape import Tape
 from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.weight_marks import WeightMarks
-from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.tensors import by_torch_alone
 from nanstop.replay.rng import RngState, note_rng
 from nanstop.tracebacks import passes_through
-from nanstop.tracing.places import user_line
+from nanstop.tracing.places import Line, user_line
 
 __tracebackhide__ = passes_through
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from nanstop.frozen import frozen
 from nanstop.hosts.tape.tape_functions import LOOKS, READS
-from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.tensors import by_torch_alone, is_inexact
-from nanstop.tracing.places import user_line
+from nanstop.tracing.places import Line, user_line
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import CO_OPTIMIZED
-from types import CodeType
 from typing import Any, TypeVar
 
 import torch
@@ -27,7 +26,8 @@ from nanstop.own_code import is_wrapper
 from nanstop.replay.rng import RngState, restore_rng
 from nanstop.rewrite.source import span_at, spelled
 from nanstop.tracebacks import passes_through, relay
-from nanstop.tracing.holders import tree_of
+from nanstop.tracing.places import Line
+from nanstop.tracing.source.assignments import tree_of
 
 __tracebackhide__ = passes_through
 
@@ -170,7 +170,7 @@ class TapedCall:
     kwargs: Any
     autocast: Autocast
     grad: bool
-    line: tuple[CodeType, int] | None
+    line: Line
     rng: RngState | None
     first: int
     count: int = 0

@@ -20,7 +20,6 @@ from nanstop.hosts.tape.tape_calls import Constant, Slot, TapedCall, spelled_by,
 from nanstop.hosts.tape.tensors import SavedHooks, total
 from nanstop.hosts.tape.unrepeated import functions_of
 from nanstop.hosts.tape.weight_marks import WeightMarks
-from nanstop.measure.accounts.followed import Line
 from nanstop.numerics.graph import is_leaf
 from nanstop.numerics.nested import leaves, named_inputs
 from nanstop.numerics.tensors import by_torch_alone, is_inexact
@@ -28,6 +27,7 @@ from nanstop.own_code import is_of_library
 from nanstop.replay.rng import RngState
 from nanstop.replay.step import Batch, Measure
 from nanstop.tracebacks import passes_through
+from nanstop.tracing.places import Line
 
 __tracebackhide__ = passes_through
 

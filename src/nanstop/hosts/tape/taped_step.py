@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.tape.taped_micro import TapedMicro
-from nanstop.measure.accounts.followed import Line
 from nanstop.records import RunFacts, StepId
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.copies.buffers import Buffers
 from nanstop.replay.step import Batch, Measure, ModelView, Step, parameters_of
+from nanstop.tracing.places import Line
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from nanstop.tracing.op_patches import Filled
 from nanstop.tracing.operators import takes_memory
 from nanstop.tracing.places import source_line
 from nanstop.tracing.recorder import Value
-from nanstop.tracing.written import writes_down
+from nanstop.tracing.source.written import writes_down
 
 LookAgain = Callable[..., tuple[tuple[str, ...], Exception | None]]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from inspect import CO_OPTIMIZED
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,8 +24,9 @@ from nanstop.numerics.tensors import bad_mask, is_measurable, measure, tensors
 from nanstop.own_code import is_wrapper
 from nanstop.records import Finiteness, TensorStats
 from nanstop.tracing import operators
-from nanstop.tracing.holders import RUN
 from nanstop.tracing.operators import outputs_of
+from nanstop.tracing.places import Line
+from nanstop.tracing.source.holders import RUN
 
 _MAX_LOOKS = 4000
 _EVENTS = ("line", "return", "exception")
@@ -40,7 +41,7 @@ class HiddenWrite:
     """
 
     at: int
-    line: tuple[CodeType, int] | None
+    line: Line
     written: tuple[TensorStats, ...] = ()
     read: tuple[TensorStats, ...] = ()
     writers: tuple[int | None, ...] = ()
@@ -62,7 +63,7 @@ class WriteWatch:
         self._memory: list[Tensor] = []
         self._frames: list[FrameType] = []
         self._looks = 0
-        self._line: tuple[CodeType, int] | None = None
+        self._line: Line = None
         self._writers: dict[int, int] = {}
         self._unwritten: set[int] = set()
         self._before: HiddenWrite | None = None

@@ -6,26 +6,29 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import CodeType
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.weak import WeakIdKeyDictionary
 
 from nanstop.living import living
-from nanstop.measure.accounts.gradient_balance import Backward, Samples
 from nanstop.measure.accounts.hook_stations import HookStations
+from nanstop.measure.accounts.samples import (
+    Backward,
+    Samples,
+    dense,
+    joined,
+    sample_of,
+    sampled_gradient,
+)
 from nanstop.measure.loss_graph import LossMark, is_scaled_apart, left_at_the_end, loss_factor
-from nanstop.numerics.tensors import is_measurable, spread
+from nanstop.numerics.tensors import is_measurable
 from nanstop.numerics.trained import held_by
-from nanstop.records import GradientAccount, SourceLine
-from nanstop.tracing.bindings import factors_given_at, target_given_at
-from nanstop.tracing.places import source_line, variables
+from nanstop.tracing.places import Line, source_line, variables
 
-MOST_TENSORS, MOST_ELEMENTS = 16, 256
+MOST_TENSORS = 16
 MORE_WINDOWS = 8
 """Windows in a row that are looked at after one in which something was hidden: bad batches are
 rare, and the line that hides them is told by one.
@@ -33,152 +36,17 @@ rare, and the line that hides them is told by one.
 _OFTEN = 16
 MOST_BACKWARDS = 64
 """Backwards of a window that are followed; one of more has no account."""
-_STAYS = 2
-"""Windows in a row in which a kept tensor serves one parameter before it is that one's."""
-
-Line = tuple[CodeType, int] | None
-
-
-class OwnStates:
-    """Which parameter's gradients each tensor takes up that a script's own update keeps: a moment
-    that goes over to another parameter is none of its own.
-    """
-
-    def __init__(self) -> None:
-        self._present: Any = WeakIdKeyDictionary()
-        self._before: Any = WeakIdKeyDictionary()
-        """Of each, the parameters of its windows, the same in a row once, with their number."""
-        self.line: Line = None
-        """The last that has one take up a gradient."""
-
-    def note(self, state: Tensor, parameter: int, line: Line) -> None:
-        """Note that ``state`` takes up a gradient of ``parameter`` in this window; of several it
-        keeps none.
-        """
-        self.line = line
-        other = self._present.get(state, parameter)
-        self._present[state] = parameter if other == parameter else None
-
-    def close(self) -> None:
-        """End a window."""
-        for state, parameter in self._present.items():
-            runs = self._before.setdefault(state, [])
-            if runs and runs[-1][0] == parameter:
-                runs[-1][1] += 1
-            else:
-                runs.append([parameter, 1])
-        self._present = WeakIdKeyDictionary()
-
-    @property
-    def num_moved(self) -> int:
-        """How many have served one parameter for windows in a row, and another one since."""
-        return sum(
-            len(runs) == 2 and all(num >= _STAYS and one is not None for one, num in runs)
-            for runs in self._before.values()
-        )
-
-
-class OwnUpdate:
-    """What a script's own update does to the tensors that it trains, from one backward to the next:
-    there is no optimizer, ``param_groups`` are as one's.
-
-    ``written_at``: lines that wrote to weights. ``elsewhere_at``: lines that made an update of a
-    weight into another tensor.
-    """
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self.param_groups: list[dict[str, Any]] = [{"params": list(parameters)}]
-        self._first: Tensor | None = None
-        self._latest: dict[str, Any] = {}
-        self._written: set[int] = set()
-        self.states = OwnStates()
-        self.begin(None)
-
-    def begin(self, weights: Tensor | None) -> None:
-        """Begin anew after a backward; ``weights``: the sample as it left them."""
-        self._weights = weights
-        self._gradients: dict[int, Tensor] = {}
-        self._asked: list[Tensor] = []
-        self._is_known = True
-        self.written_at: list[SourceLine] = []
-        self.elsewhere_at: list[SourceLine] = []
-        self.lost_squares: list[tuple[float, SourceLine]] = []
-
-    def moving(self, weight: Tensor, given: Sequence[Tensor], factor: float | None) -> None:
-        """Note the gradient that a weight has when it is written to, and the size of what is
-        added to it.
-        """
-        self._written.add(id(weight))
-        self._gradients.setdefault(id(weight), _sampled_gradient(weight).clone())
-        self._is_known &= factor is not None
-        sizes = [one.detach().abs().amax() for one in given if one.numel()]
-        self._asked += [size.float() * abs(factor or 0.0) for size in sizes]
-
-    def is_made(self, weights: Tensor) -> bool:
-        """Return whether an update was made since the last backward, or was to be."""
-        if self._weights is None:
-            return False
-        is_told = bool(self.written_at or self.elsewhere_at)
-        return is_told or not torch.equal(weights, self._weights)
-
-    def close(self, one: Followed) -> None:
-        """Note in the window's samples the gradients that the update consumed."""
-        weights, samples = one.weights(), one.samples
-        self.states.close()
-        self._first = self._weights if self._first is None else self._first
-        if samples is None or not samples.backwards or self._first is None:
-            return
-        known = {id(p): part for p, part in zip(one.chosen(), one.parts(samples), strict=True)}
-        samples.consumed, samples.weights = one.gradients(known | self._gradients), self._weights
-        moved = zip(one.split(weights), one.split(self._first), strict=True)
-        are_still = [torch.equal(now, first) for now, first in moved]
-        have = [bool(part.any()) for part in one.split(samples.consumed)]
-        left_out = [id(p) not in self._written for p in one.chosen()]
-        asked = torch.stack([size.cpu() for size in self._asked]).amax() if self._asked else None
-        self._latest = {
-            "is_own": True,
-            "asked": float(asked) if asked is not None and self._is_known else None,
-            "updated_at": _once(self.written_at),
-            "elsewhere_at": _once(self.elsewhere_at),
-            "num_states_moved": (moved := self.states.num_moved),
-            "states_at": _lines_of_state(self.states.line) if moved else (),
-            "share_squares_lost": max((share for share, _ in self.lost_squares), default=0.0),
-            "squares_lost_at": _once([line for _, line in self.lost_squares]),
-            "num_still": 0
-            if all(are_still)
-            else sum(map(all, zip(are_still, have, left_out, strict=True))),
-        }
-
-    def told(self, account: GradientAccount) -> GradientAccount:
-        """Return the account of the window, completed by what the update did."""
-        return replace(account, **self._latest, given_at=self._given_at(account))
-
-    def _given_at(self, account: GradientAccount) -> tuple[SourceLine, ...]:
-        """Return the lines that gave a value to what the update works with, where something is
-        amiss.
-        """
-        if self._latest["num_still"] and self.written_at:
-            return target_given_at(self.written_at[-1])
-        if account.share_moved == 0.0 and self.elsewhere_at:
-            return target_given_at(self.elsewhere_at[-1])
-        is_nothing = self._latest["asked"] == 0.0 and bool(self.written_at)
-        return factors_given_at(self.written_at[-1]) if is_nothing else ()
-
-
-def _lines_of_state(line: Line) -> tuple[SourceLine, ...]:
-    source = source_line(line)
-    return (source, *target_given_at(source)) if source is not None else ()
-
-
-def _once(lines: Sequence[SourceLine]) -> tuple[SourceLine, ...]:
-    return tuple(dict.fromkeys(lines))
 
 
 class Followed:
-    """An optimizer's sample. ``samples``: of the present window, None where it is not looked at."""
+    """An optimizer's sample. ``samples``: of the present window, None where it is not looked at.
 
-    def __init__(self, optimizer: Optimizer | OwnUpdate, line: Line) -> None:
+    ``is_own``: what is followed is a script's own update, with ``param_groups`` as an optimizer's.
+    """
+
+    def __init__(self, optimizer: Any, line: Line, *, is_own: bool = False) -> None:
         self._optimizer = ref(optimizer)
+        self.is_own = is_own
         self.line = line
         self._unheld: list[Tensor] | None = None
         self._chosen: list[Tensor] | None = None
@@ -193,11 +61,6 @@ class Followed:
         self.was_reached = self.was_read = False
         """Whether any parameter had a gradient at an update; what a backward left was read."""
         self.samples: Samples | None = Samples()
-
-    @property
-    def is_own(self) -> bool:
-        """Whether it is a script's own update that is followed."""
-        return isinstance(self._optimizer(), OwnUpdate)
 
     @property
     def looks_on(self) -> bool:
@@ -233,28 +96,28 @@ class Followed:
         """Return a copy of the sampled gradients, zeros where there is none or a sparse one;
         ``known``: samples, by the parameter's id, that count in the place of what is there.
         """
-        return _joined([(known or {}).get(id(p), _sampled_gradient(p)) for p in self.chosen()])
+        return joined([(known or {}).get(id(p), sampled_gradient(p)) for p in self.chosen()])
 
     def parameters(self) -> list[Tensor]:
         return held_by(self._optimizer())
 
     def first_gradient(self) -> Tensor:
         """Return a copy of the sampled gradient of one parameter."""
-        return _joined([_sampled_gradient(p) for p in self.chosen()[:1]])
+        return joined([sampled_gradient(p) for p in self.chosen()[:1]])
 
     def weights(self) -> Tensor:
-        return _joined([_spread(p) for p in self.chosen()])
+        return joined([sample_of(p) for p in self.chosen()])
 
     def split(self, sample: Tensor) -> list[Tensor]:
         """Return the parts of a sample, one for each chosen parameter."""
-        return list(sample.split([_spread(p).numel() for p in self.chosen()]))
+        return list(sample.split([sample_of(p).numel() for p in self.chosen()]))
 
     def parts(self, samples: Samples) -> list[Tensor]:
         """Return the gradients that the last backward left, one for each chosen parameter."""
         return self.split(samples.backwards[-1].after)
 
     def norm(self) -> Tensor | None:
-        found = [_dense(p.grad) for p in self.parameters()]
+        found = [dense(p.grad) for p in self.parameters()]
         present = [g for g in found if g is not None]
         return torch.nn.utils.get_total_norm(present) if present else None
 
@@ -291,7 +154,7 @@ class Followed:
             self._begun.is_scaled_apart = factor.is_scale and is_scaled_apart(
                 losses[0], variables(), factor.most
             )
-        self._hooks = HookStations(self.chosen(), _spread)
+        self._hooks = HookStations(self.chosen(), sample_of)
 
     def end_backward(self, line: Line) -> None:
         hooks, computed = self._hooks, self.detach()
@@ -334,7 +197,7 @@ class Followed:
         if left:
             others = {id(p) for one in living(Optimizer) for p in held_by(one)}
             left = [] if any(id(p) in others for p in left) else left
-        self._tail = [(ref(p), _spread(p).clone()) for p in left]
+        self._tail = [(ref(p), sample_of(p).clone()) for p in left]
 
     def num_left_at_the_end(self) -> int:
         """Return how many tensors of the last layer have a gradient, are in no optimizer and hold
@@ -343,7 +206,7 @@ class Followed:
         """
         known = [(held(), was) for held, was in self._tail or ()]
         still = all(
-            p is not None and p.grad is not None and torch.equal(_spread(p), was)
+            p is not None and p.grad is not None and torch.equal(sample_of(p), was)
             for p, was in known
         )
         return len(known) if still else 0
@@ -373,27 +236,3 @@ class Followed:
                 if self.is_own:  # by now cleared, or written to
                     self.samples.left = closed.consumed
         return closed
-
-
-def _dense(gradient: Tensor | None) -> Tensor | None:
-    return gradient if gradient is not None and is_measurable(gradient) else None
-
-
-def _sampled_gradient(parameter: Tensor) -> Tensor:
-    gradient = _dense(parameter.grad)
-    return _spread(parameter if gradient is None else gradient, zero=gradient is None)
-
-
-def _spread(tensor: Tensor, *, zero: bool = False) -> Tensor:
-    """Return evenly spread elements of a tensor, as a view where it is contiguous."""
-    flat = tensor.detach()
-    flat = torch.view_as_real(flat.resolve_conj()) if flat.is_complex() else flat
-    found = spread(flat, MOST_ELEMENTS)
-    return torch.zeros_like(found) if zero else found
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    if not parts:
-        return torch.zeros(0)
-    wide = torch.float64 if any(p.dtype == torch.float64 for p in parts) else torch.float32
-    return torch.cat([part.to(wide) for part in parts])

@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -20,16 +19,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nanstop.diagnose.evidence.accounts import is_swallowed
-from nanstop.measure.accounts.followed import Followed, Line, OwnUpdate
-from nanstop.measure.accounts.gradient_balance import Samples, balance, is_even, on_host
+from nanstop.measure.accounts.followed import Followed
+from nanstop.measure.accounts.gradient_balance import balance, is_even
+from nanstop.measure.accounts.own_update import OwnUpdate
+from nanstop.measure.accounts.samples import Samples, on_host
 from nanstop.measure.accounts.weight_writes import WeightWrites
 from nanstop.measure.loss_graph import leaves
 from nanstop.numerics.tensors import by_torch_alone
 from nanstop.own_code import is_library
 from nanstop.records import GradientAccount, SourceLine, StepId
 from nanstop.replay.conditions import unrecorded
-from nanstop.tracing.places import calling_line, source_line
-from nanstop.tracing.written import is_fixed_here
+from nanstop.tracing.places import Line, calling_line, source_line
+from nanstop.tracing.source.written import is_fixed_here
 
 MOST_STAGES = 256
 """Changes of gradients in a window that are told apart: a loop has one for each parameter."""
@@ -53,7 +54,7 @@ class GradientAccounts:
         self._may_be_own = True
         self._scaler: Any = None
         self._is_uneven = self._is_swallowed = False
-        self._fixed: dict[tuple[CodeType, int], bool] = {}
+        self._fixed: dict[Line, bool] = {}
         self.is_looking = False
         """Whether any window is looked at now."""
         self.are_written = False
@@ -105,7 +106,7 @@ class GradientAccounts:
                 self.leave_own()
         elif reached and len({isinstance(leaf, nn.Parameter) for leaf in reached}) == 1:
             self._own = OwnUpdate(reached)
-            self._followed[self._own] = Followed(self._own, None)
+            self._followed[self._own] = Followed(self._own, None, is_own=True)
             self.is_looking = True
         return account
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nanstop.measure.accounts.hook_stations import HookStations
+from nanstop.measure.accounts.samples import Backward, Samples, number_of
 from nanstop.measure.loss_graph import LEAST_SCALE
 from nanstop.records import Contribution, GradientAccount, SourceLine, StepId
 
@@ -22,155 +20,6 @@ _UNDONE = 0.01
 _LEAST_OF_UPDATE = 1e-3
 _APART = 0.9
 """Cosine above which gradients and weights point the same way."""
-
-
-@dataclass(slots=True)
-class Backward:
-    """Samples around one backward. ``is_of_last_loss``: called on the loss of the one before, or on
-    one that was made of the same batch.
-
-    ``loss_factor``: by which a mean was multiplied to be its loss, ``most``: the largest of the
-    numbers that make it up and are known on the host, ``is_mean``: whether that is all that was
-    made of it; ``is_scaled_apart``: whether it is a power of 2, and on the backward's loss alone.
-    ``computed``: what ``after`` would be if ``hooks`` had changed nothing, None without any.
-    """
-
-    before: Tensor
-    after: Tensor
-    weights: Tensor
-    source: SourceLine | None = None
-    is_of_last_loss: bool = False
-    reached_others: bool = False
-    loss_factor: float | Tensor | None = None
-    most: float = 1.0
-    is_mean: bool = False
-    is_scaled_apart: bool = False
-    computed: Tensor | None = None
-    hooks: HookStations | None = None
-
-    @property
-    def arrived(self) -> Tensor:
-        """What autograd has made of the gradients, ahead of any hook."""
-        return self.after if self.computed is None else self.computed
-
-
-@dataclass(slots=True)
-class Samples:
-    """What is known of one optimizer's gradients from one update to the next: 1-d tensors of one
-    length and format, scalars for norms. ``was``, ``became``: weights around the update before;
-    ``met``: at the next forward after that; ``left``: gradients when it was over. ``at_sink``:
-    those that the first sink finds. ``stages``: the gradient of the first parameter after each
-    change of one. ``are_fixed``: of what changed them, whether it does the same in each step.
-    """
-
-    backwards: list[Backward] = field(default_factory=list)
-    was: Tensor | None = None
-    became: Tensor | None = None
-    met: Tensor | None = None
-    left: Tensor | None = None
-    at_sink: Tensor | None = None
-    at_unscale: Tensor | None = None
-    norm_at_unscale: Tensor | None = None
-    scale: Tensor | None = None
-    consumed: Tensor | None = None
-    weights: Tensor | None = None
-    updated: Tensor | None = None
-    changed_at: list[SourceLine] = field(default_factory=list)
-    called_at: list[SourceLine] = field(default_factory=list)
-    overflowed_at: list[SourceLine] = field(default_factory=list)
-    norm_consumed: Tensor | None = None
-    num_replaced: int = 0
-    num_unheld: int = 0
-    was_reached: bool = False
-    num_at_the_end: int = 0
-    num_with_gradient: int | None = None
-    stages: list[Tensor] = field(default_factory=list)
-    hooked_at: list[SourceLine] = field(default_factory=list)
-    are_fixed: list[bool] = field(default_factory=list)
-    rewritten_at: list[SourceLine] = field(default_factory=list)
-    was_read: bool | None = None
-    updated_at: SourceLine | None = None
-
-    @property
-    def loss_factor(self) -> float | None:
-        """That of all losses of the window, None where they differ or it is not known.
-
-        Synchronises a device that it lies on.
-        """
-        factors = {_number(one.loss_factor) for one in self.backwards}
-        factor = factors.pop() if len(factors) == 1 else None
-        return None if factor is None or math.isnan(factor) else factor
-
-    @property
-    def is_scaled(self) -> bool:
-        """Whether each loss of the window was multiplied by a number that is no weight."""
-        return all(one.most >= LEAST_SCALE for one in self.backwards)
-
-    @property
-    def are_written(self) -> bool:
-        """Whether the first sink found other gradients than the last backward had left."""
-        if self.at_sink is None or not self.backwards:
-            return False
-        left, found = self.backwards[-1].after, self.at_sink
-        return not bool(((left == found) | (left.isnan() & found.isnan())).all())
-
-    @property
-    def are_weights_written(self) -> bool:
-        """Whether weights were changed between the update before and this one."""
-        met = (self.became, self.met, *(one.weights for one in self.backwards), self.weights)
-        seen = [one for one in met if one is not None]
-        return any(not torch.equal(one, after) for one, after in pairwise(seen))
-
-    @property
-    def awaits_forward(self) -> bool:
-        """Whether no forward has come yet since an update that was looked at."""
-        return self.became is not None and self.met is None
-
-    def settle_hooks(self) -> None:
-        """Note the lines of hooks that changed gradients, and forget those that did not.
-
-        Synchronises the device where there were hooks.
-        """
-        for one in self.backwards:
-            hooks, one.hooks = one.hooks, None
-            lines = hooks.changed_at() if hooks is not None else None
-            if hooks is None or lines is None:
-                one.computed = None
-            else:
-                self.hooked_at += lines
-                self.are_fixed.append(hooks.are_fixed)
-
-
-def on_host(samples: Samples) -> Samples:
-    """Return the samples in float64 on the host. Synchronises their device once."""
-    places: dict[int, Tensor] = {}
-
-    def collect(value: Any) -> None:
-        if isinstance(value, Tensor):
-            places[id(value)] = value
-
-    for owner in (samples, *samples.backwards):
-        for one in fields(owner):
-            collect(getattr(owner, one.name))
-    for stage in samples.stages:
-        collect(stage)
-    vectors = {key: value for key, value in places.items() if value.dim()}
-    scalars = {key: value for key, value in places.items() if not value.dim()}
-    flat = [*vectors.values(), *(value.reshape(1) for value in scalars.values())]
-    if not flat:
-        return samples
-    read = torch.cat([one.to(flat[0].device, flat[0].dtype) for one in flat]).cpu().double()
-    parts = read.split([one.numel() for one in flat])
-    host = dict(zip((*vectors, *scalars), parts, strict=True))
-
-    def moved(owner: Any) -> Any:
-        names = [one.name for one in fields(owner)]
-        given = {name: getattr(owner, name) for name in names}
-        return replace(owner, **{n: host[id(v)] for n, v in given.items() if isinstance(v, Tensor)})
-
-    stages = [host[id(stage)] for stage in samples.stages]
-    backwards = [moved(one) for one in samples.backwards]
-    return replace(moved(samples), backwards=backwards, stages=stages)
 
 
 def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> GradientAccount | None:
@@ -204,7 +53,7 @@ def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> Gradi
         are_means=all(one.is_mean for one in backwards),
         is_scaled_apart=bool(backwards) and all(one.is_scaled_apart for one in backwards),
         stages=_stages(arrived, samples.stages),
-        norm_consumed=_number(samples.norm_consumed),
+        norm_consumed=number_of(samples.norm_consumed),
         num_replaced=samples.num_replaced,
         num_unheld=samples.num_unheld,
         was_reached=samples.was_reached,
@@ -214,7 +63,7 @@ def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> Gradi
         is_carried=_is_carried(samples, is_lost),
         num_hidden=int((~arrived.isfinite() & taken.isfinite()).sum()),
         until_unscale=factor_between(arrived, until_unscale) if until_unscale is not None else None,
-        norm_at_unscale=_number(samples.norm_at_unscale),
+        norm_at_unscale=number_of(samples.norm_at_unscale),
         share_moved=float((updated != weights).double().mean()),
         share_lost=_share_lost(taken, weights, updated),
         shrunk=_shrunk(taken, weights, updated),
@@ -373,7 +222,3 @@ def _share_undone(samples: Samples) -> float:
         return 0.0
     changed = became != was
     return float((met == was)[changed].double().mean()) if bool(changed.any()) else 0.0
-
-
-def _number(value: float | Tensor | None) -> float | None:
-    return float(value) if value is not None else None

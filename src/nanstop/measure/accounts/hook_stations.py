@@ -15,8 +15,8 @@ from torch import Tensor
 
 from nanstop.numerics.tensors import by_torch_alone, is_measurable, version
 from nanstop.records import SourceLine
-from nanstop.tracing.hook_lines import hook_lines, stays
-from nanstop.tracing.written import is_fixed_hook
+from nanstop.tracing.source.hook_lines import hook_lines, stays
+from nanstop.tracing.source.written import is_fixed_hook
 
 Take = Callable[[Tensor], Tensor]
 OnTensor = Callable[[Tensor], None]

@@ -10,8 +10,8 @@ from weakref import ref
 
 from nanstop.own_code import is_library
 from nanstop.records import SourceLine
-from nanstop.tracing.bindings import writing_lines
 from nanstop.tracing.places import source_line, user_line
+from nanstop.tracing.source.bindings import writing_lines
 
 _FEW = 2
 """Lines of a hook that may be the one which changes what it is given."""

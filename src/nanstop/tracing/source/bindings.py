@@ -14,13 +14,8 @@ from types import CodeType, FrameType
 from nanstop.numerics.tensors import is_in_place
 from nanstop.records import SourceLine
 from nanstop.rewrite.source import nodes_around
-from nanstop.tracing.holders import (
-    Assignment,
-    bindings,
-    function_at,
-    script_frames,
-    tree_of,
-)
+from nanstop.tracing.source.assignments import Assignment, bindings, function_at, tree_of
+from nanstop.tracing.source.holders import script_frames
 
 MOST_LINES = 2
 """Of a variable that is given a value in several lines the last of those ahead of its use."""

@@ -26,7 +26,8 @@ from nanstop.numerics.graph import is_leaf
 from nanstop.own_code import is_library
 from nanstop.records import SourceLine
 from nanstop.rewrite.source import LOOPS, nodes_around
-from nanstop.tracing.holders import script_frames, tree_of
+from nanstop.tracing.source.assignments import tree_of
+from nanstop.tracing.source.holders import script_frames
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _CHOICES = (ast.If, ast.IfExp, ast.BoolOp, ast.Try, ast.Match)

@@ -1,0 +1,211 @@
+"""The line of a script that gave a variable, or an attribute of one of its objects, its value.
+
+Asked of failures only: the source is read.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+
+from nanstop.frozen import frozen
+from nanstop.numerics.tensors import is_in_place
+from nanstop.records import SourceLine
+from nanstop.rewrite.source import nodes_around
+
+
+@frozen
+class Assignment:
+    """``file``, ``at``: a line in the scope in which ``variable`` was given its value.
+
+    ``attribute``: whether it is one of ``self``. ``buffer``: and a module's buffer. ``within``: the
+    attributes of a library's objects by which the variable holds what is looked for, each with the
+    class of its object.
+    """
+
+    file: str
+    at: int
+    variable: str
+    attribute: bool = False
+    buffer: bool = False
+    within: tuple[tuple[type, str], ...] = ()
+
+
+def line_of(place: Assignment, *, is_written: bool = False) -> SourceLine | None:
+    """Return the line that gave a variable its value: the last one in its scope, before the line
+    that runs if there is one. Of an attribute that of the constructor, where no other line gives it
+    one; or where ``is_written`` the only one that has written to it since.
+    """
+    tree = tree_of(place.file)
+    found = [] if tree is None else list(bindings(tree, place))
+    if tree is None or not found:
+        return None
+    if place.attribute:
+        later = [line for line in found if function_at(tree, line) != "__init__"]
+        numbers = later if is_written else [] if later else found[:1]
+        if len(numbers) != 1:
+            return None
+        number = numbers[0]
+    else:
+        number = max([line for line in found if line <= place.at] or found)
+        if _is_one_of_several(tree, number, found, place.at):
+            return None
+    return _source_line(place.file, tree, number)
+
+
+def _is_one_of_several(tree: ast.AST, number: int, found: list[int], at: int) -> bool:
+    """Return whether another arm of an ``if`` around a line gives the value as well: which one ran
+    is not known, but where line ``at``, which runs, lies in the arm of the first.
+    """
+    for node in nodes_around(tree, number, ast.If):
+        first, *_ = node.orelse or (None,)
+        start, end = (first.lineno, node.end_lineno or 0) if first is not None else (0, 0)
+        is_else = start <= number <= end
+        others = [n for n in found if node.lineno <= n <= (node.end_lineno or 0)]
+        apart = any((start <= n <= end) != is_else for n in others)
+        inside = node.lineno <= at <= (node.end_lineno or 0)
+        if apart and not (inside and (start <= at <= end) == is_else):
+            return True
+    return False
+
+
+def written_below(place: Assignment) -> SourceLine | None:
+    """Return the line further down that wrote last to what a variable holds, if the loop around the
+    line that runs gives it no value before that one: it did in the round before.
+    """
+    tree = tree_of(place.file)
+    loops = nodes_around(tree, place.at, ast.For, ast.While) if tree is not None else []
+    if tree is None or not loops or place.attribute:
+        return None
+    inner = max(loops, key=lambda node: node.lineno)
+    lines = list(bindings(tree, place))
+    found = [line for line in lines if inner.lineno <= line <= (inner.end_lineno or 0)]
+    if not found or min(found) <= place.at or len(lines) > len(found) + 1:
+        return None  # or it was written to before the loop as well
+    return _source_line(place.file, tree, max(found))
+
+
+def _source_line(file: str, tree: ast.AST, number: int) -> SourceLine:
+    text, function = linecache.getline(file, number).strip(), function_at(tree, number)
+    return SourceLine(file=file, line=number, function=function, text=text)
+
+
+def is_assignment(line: SourceLine) -> bool:
+    """Return whether a line is of a statement that computes what it gives to a variable."""
+    tree = tree_of(line.file)
+    return tree is not None and bool(nodes_around(tree, line.line, ast.Assign, ast.AnnAssign))
+
+
+def function_at(tree: ast.AST, line: int) -> str:
+    around = max(_functions(tree, line), key=lambda f: f.lineno, default=None)
+    return around.name if around is not None else "<module>"
+
+
+def _functions(tree: ast.AST, line: int) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Return the functions that a line lies in."""
+    return nodes_around(tree, line, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def is_set_up_alone(place: Assignment) -> bool:
+    """Return whether nothing but a constructor gives an attribute a value."""
+    tree = tree_of(place.file)
+    lines = list(bindings(tree, place)) if tree is not None else []
+    return all(function_at(tree, line) == "__init__" for line in lines if tree is not None)
+
+
+def is_set_later(kind: type, attribute: str) -> bool:
+    """Return whether a method of a class, or of one that it is made of, gives an attribute a value
+    after the constructor: the line that made the object says nothing of it then.
+    """
+    for one in kind.__mro__:
+        file = getattr(sys.modules.get(one.__module__), "__file__", None)
+        tree = tree_of(file) if file is not None and file.endswith(".py") else None
+        if tree is None:
+            continue
+        place = Assignment(str(file), 0, attribute, attribute=True)
+        bodies = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
+        mine = [n for n in bodies if n.name == one.__name__]
+        later = (line for line in bindings(tree, place) if function_at(tree, line) != "__init__")
+        if any(n.lineno <= line <= (n.end_lineno or 0) for line in later for n in mine):
+            return True
+    return False
+
+
+def is_bound(place: Assignment) -> bool:
+    """Return whether the source gives a variable a value anywhere."""
+    tree = tree_of(place.file)
+    return tree is not None and any(bindings(tree, place))
+
+
+def bound_in_loop(place: Assignment, at: int) -> bool:
+    """Return whether the innermost loop around line ``at`` gives the variable a value."""
+    tree = tree_of(place.file)
+    loops = [] if tree is None else nodes_around(tree, at, ast.For, ast.While)
+    if tree is None or not loops:
+        return False
+    inner = max(loops, key=lambda n: n.lineno)
+    return any(inner.lineno <= line <= (inner.end_lineno or 0) for line in bindings(tree, place))
+
+
+def bindings(tree: ast.AST, place: Assignment) -> Iterator[int]:
+    """Yield the lines that give a variable, or elements of it, a value in the innermost scope that
+    does so.
+    """
+    visible = {f.lineno for f in _functions(tree, place.at)} | {0}
+    found: dict[int, list[int]] = {}
+    for node in ast.walk(tree):
+        if not _binds(node, place):
+            continue
+        line: int = getattr(node, "lineno", 0)
+        scope = max((f.lineno for f in _functions(tree, line)), default=0)
+        if place.attribute or scope in visible:
+            found.setdefault(0 if place.attribute else scope, []).append(line)
+    yield from sorted(found[max(found)]) if found else ()
+
+
+def _held_by(target: ast.expr) -> ast.expr:
+    """Return what holds an entry that is written: x of ``x[3]["y"][0] = ...``."""
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    return target
+
+
+def _binds(node: ast.AST, place: Assignment) -> bool:
+    target = _written_by_call(node) or node
+    if place.attribute and target is node and isinstance(node, ast.Call):
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        first = node.args[0] if node.args else None
+        named = isinstance(first, ast.Constant) and first.value == place.variable
+        return called == "register_buffer" and named
+    if isinstance(target, ast.Subscript) and isinstance(target.ctx, ast.Store):
+        target = _held_by(target)
+    if target is node and not isinstance(getattr(node, "ctx", None), ast.Store):
+        return False
+    if place.attribute:
+        return isinstance(target, ast.Attribute) and target.attr == place.variable
+    return isinstance(target, ast.Name) and target.id == place.variable
+
+
+def _written_by_call(node: ast.AST) -> ast.AST | None:
+    """Return what a call such as ``x.lerp_(y)`` writes to."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    return node.func.value if is_in_place(node.func.attr) else None
+
+
+def tree_of(file: str) -> ast.AST | None:
+    """Return the syntax of a source file, None where it is none of Python. It is shared: a script
+    is asked about in each step, and to parse it takes longer than a step of a small model.
+    """
+    return _parsed("".join(linecache.getlines(file)))
+
+
+@lru_cache(maxsize=8)
+def _parsed(source: str) -> ast.AST | None:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None

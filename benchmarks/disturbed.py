@@ -54,8 +54,8 @@ IMPORTS = (
     "nanstop.report.text.runs",
     "nanstop.process.inject.start",
     "nanstop.session.session",
-    "nanstop.session.failures",
-    "nanstop.session.investigation",
+    "nanstop.session.failing.failures",
+    "nanstop.session.failing.investigation",
     "nanstop.hosts.sharded.models",
 )
 HUNG_SECONDS = 150

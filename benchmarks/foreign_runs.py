@@ -33,7 +33,7 @@ _OWN = tuple(
         "cli.run",
         "hosts.script.raw_loops",
         "session.session",
-        "session.investigation",
+        "session.failing.investigation",
     )
 )
 """What a watched run imports of nanstop sooner or later;

@@ -68,7 +68,7 @@ def test_reading_incidents_does_not_import_torch():
 NOT_YET = (
     *("pydantic", "rich", "typer", "jinja2", "yaml", "safetensors", "nanstop.report.text.terminal"),
     *(
-        "nanstop.session.failures",
+        "nanstop.session.failing.failures",
         "nanstop.localize.localize",
         "nanstop.replay.rerun",
         "nanstop.prove",

@@ -431,7 +431,7 @@ def test_an_evaluation_before_training_is_watched_too(tmp_path):
 def test_an_interrupt_in_the_middle_of_an_investigation_ends_the_run_as_its_own(
     tmp_path, monkeypatch
 ):
-    from nanstop.session import investigation
+    from nanstop.session.failing import proving
 
     trainer = rare_overflow(tmp_path, (12,))
     seen = {}
@@ -442,7 +442,7 @@ def test_an_interrupt_in_the_middle_of_an_investigation_ends_the_run_as_its_own(
             failing.step.run(0)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(investigation, "prove_step", interrupted)
+    monkeypatch.setattr(proving, "prove_step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(trainer)
     (row,) = rows_of(trainer._nanstop_watch)

@@ -19,10 +19,11 @@ from nanstop.decide.policy import Policy
 from nanstop.detect.signals import Alarm
 from nanstop.records import Atom, GradientPath, HeadFacts, RunFacts, Sighting, Signal, StepId
 from nanstop.report.text.run_end import end_line
-from nanstop.session import investigation, looks
-from nanstop.session.failures import Failures
+from nanstop.session import looks
+from nanstop.session.failing import investigation, proving
+from nanstop.session.failing.failures import Failures
+from nanstop.session.failing.investigation import Investigation
 from nanstop.session.history import History
-from nanstop.session.investigation import Investigation
 from nanstop.session.machine import environment
 from nanstop.session.session import Session
 from nanstop.session.telling.live import Live
@@ -473,6 +474,11 @@ STAGES = [
 ]
 
 
+def module_of(stage):
+    """The module that calls a stage."""
+    return proving if hasattr(proving, stage) else investigation
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_that_fails_is_a_line_of_the_report_and_the_run_goes_on(
     tmp_path, monkeypatch, stage
@@ -482,7 +488,7 @@ def test_a_stage_that_fails_is_a_line_of_the_report_and_the_run_goes_on(
 
     step = half_step(GOOD, LARGE, index=3)
     session, before = session_for(step, tmp_path), weights(step)
-    monkeypatch.setattr(investigation, stage, broken)
+    monkeypatch.setattr(module_of(stage), stage, broken)
     decision = fail(session, step)
     assert decision.kind in ("redo", "skip")
     (report,) = session.reports
@@ -505,7 +511,8 @@ def test_a_case_that_cannot_be_made_is_skipped(tmp_path):
 
 @pytest.mark.parametrize("stage", ["rerun", "localize", "of_unwritten", "prove_step"])
 def test_an_interrupt_keeps_the_incident_and_the_weights(tmp_path, monkeypatch, stage):
-    original, step = getattr(investigation, stage), half_step(GOOD, LARGE)
+    module, step = module_of(stage), half_step(GOOD, LARGE)
+    original = getattr(module, stage)
     session, before = session_for(step, tmp_path), weights(step)
 
     def interrupted(*args, **details):
@@ -513,14 +520,14 @@ def test_an_interrupt_keeps_the_incident_and_the_weights(tmp_path, monkeypatch, 
             step.run(0)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(investigation, stage, interrupted)
+    monkeypatch.setattr(module, stage, interrupted)
     with pytest.raises(KeyboardInterrupt):
         fail(session, step)
     (report,) = session.reports
     assert report.audit[0].action.reason == "the investigation was interrupted"
     assert (tmp_path / report.incident.id / "report.json").is_file()
     assert all(map(torch.equal, before, weights(step)))
-    monkeypatch.setattr(investigation, stage, original)
+    monkeypatch.setattr(module, stage, original)
     session.finish(1)
     assert summary(tmp_path)["exit"] == 1
 

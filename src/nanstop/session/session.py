@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from nanstop.remedies.saved_models import SavedModels
     from nanstop.replay.step import Batch, ModelView, Step
     from nanstop.report.run_report import RunReport
-    from nanstop.session.failures import Failures
+    from nanstop.session.failing.failures import Failures
     from nanstop.session.shared.conclusion import Conclusion
 
 Announce = Callable[[News], None]
@@ -164,7 +164,7 @@ class Session(WatchedRun):
     def _met_failures(self) -> Failures | None:
         self._looks.drop()
         try:
-            from nanstop.session.failures import Failures
+            from nanstop.session.failing.failures import Failures
         except Exception as missing:  # a nanstop that was replaced on the disk since this run began
             self.announce(f"a failure could not be looked at ({missing})")
             return None

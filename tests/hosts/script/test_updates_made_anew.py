@@ -86,6 +86,58 @@ def test_weights_that_a_norm_hides_from_the_loss_have_run_away_all_the_same(tmp_
     assert reports[0].proof.verdict == "proven"
 
 
+RESIDUAL = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        wide = nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)
+        self.inner = nn.Sequential(nn.LayerNorm(16), *wide)
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+net = nn.Sequential(Residual(), Residual(), nn.Linear(16, 4))
+optimizer = torch.optim.Adam(net.parameters(), lr=1e6)
+for step in range(3):
+    x = torch.randn(32, 16)
+    loss = nn.functional.cross_entropy(net(x), x.argmax(-1) % 4)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+ATTENDING = """
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+torch.manual_seed(0)
+sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+model = Qwen2ForCausalLM(Qwen2Config(vocab_size=24, **sizes, **heads)).to(torch.bfloat16)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e2, weight_decay=0.0)
+for step in range(3):
+    ids = torch.randint(24, (4, 13))
+    loss = model(ids, labels=ids).loss
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("source", [RESIDUAL, ATTENDING], ids=["an overflow", "a kernel's own"])
+def test_one_update_that_leaves_nothing_of_the_weights_is_what_failed(tmp_path, source):
+    _, reports = reported(tmp_path, source)
+    assert (reports[0].incident.at.step, said(reports[0])[0]) == (1, ("NS404", "certain"))
+    assert "made anew" in reports[0].diagnoses[0].confirmed
+    (atom,) = reports[0].proof.minimal
+    assert (atom.remedy, reports[0].proof.verdict) == ("lr", "proven")
+
+
 def test_an_evaluation_with_the_weights_it_came_to_is_no_failure_of_its_own(tmp_path):
     ending = """
 net.eval()

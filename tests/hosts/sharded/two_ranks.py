@@ -29,7 +29,11 @@ IMPORTED_ONCE = (
     *("torch._dynamo", "torch.distributed.checkpoint", "pydantic", "yaml"),
     *("jinja2", "markdown_it", "pygal"),
     *("nanstop.process.inject.start", "nanstop.hosts.loop.controller", "nanstop.session.factory"),
-    *("nanstop.session.failures", "nanstop.report.text.terminal", "nanstop.report.html.run_record"),
+    *(
+        "nanstop.session.failing.failures",
+        "nanstop.report.text.terminal",
+        "nanstop.report.html.run_record",
+    ),
     "nanstop.report.html.page",
 )
 """What a training, and what is told of a failure, would import in each rank."""

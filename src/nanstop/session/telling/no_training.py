@@ -7,7 +7,7 @@ from dataclasses import replace
 from nanstop.decide.policy import for_nothing_trained
 from nanstop.decide.remembered import PolicyState
 from nanstop.records import AuditEntry, Diagnosis, FailureKey, Signal, StepId
-from nanstop.session.investigation import Investigation
+from nanstop.session.failing.investigation import Investigation
 from nanstop.session.run_state import RunState
 from nanstop.session.shared.conclusion import Conclusion
 

@@ -51,7 +51,13 @@ so the un-instrumented replay counts.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import Candidates, islands, kernels, other_kernels
-from nanstop.diagnose.evidence.reading import MODEST, foreign_kernel, sighting, standing
+from nanstop.diagnose.evidence.reading import (
+    MODEST,
+    foreign_kernel,
+    sighting,
+    standing,
+    too_long_step,
+)
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Atom, Diagnosis, Evidence, Localization, OpEvent, op_name
 from nanstop.wording import counted, number
@@ -69,7 +75,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
             title=f"kernel defect in `{op_name(event.op)}`",
             cause="plain operations are finite on the same inputs in the same format; the kernel "
             "is not",
-            confidence="certain",
+            confidence="likely" if _has_left_its_weights(evidence) else "certain",
             remedies=_remedies(evidence, event),
             where=event.module,
         )
@@ -99,6 +105,15 @@ def check(evidence: Evidence) -> Diagnosis | None:
             remedies=((Atom(remedy="eager"),), *kernels(facts)),
         )
     return None
+
+
+def _has_left_its_weights(evidence: Evidence) -> bool:
+    """Return whether updates longer than weights are large were made: what such a model computes
+    no kernel was written for.
+    """
+    incident = evidence.incident
+    has_moved = incident is not None and incident.at.step > 0
+    return has_moved and bool(too_long_step(standing(evidence)))
 
 
 def _unseen(evidence: Evidence, found: Localization) -> Diagnosis | None:

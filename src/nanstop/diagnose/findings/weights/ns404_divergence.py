@@ -73,7 +73,7 @@ from nanstop.diagnose.evidence.lone_update import (
     raised_rate,
     rates_so_far,
 )
-from nanstop.diagnose.evidence.reading import first_bad, series_values, standing
+from nanstop.diagnose.evidence.reading import first_bad, series_values, standing, too_long_step
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.diagnose.evidence.shorter_updates import (
     are_refuted,
@@ -128,13 +128,15 @@ def check(evidence: Evidence) -> Diagnosis | None:
     weights = _grown_weights(evidence)
     wide = FORMAT_MAX.get(output.dtype, 0.0) > WIDE
     loss, norm = climbs(evidence)
-    confidence = _confidence(loss, norm, wide=wide, moved=bool(weights))
     raised, factor = raised_rate(evidence) if weights else None, growth_of_rate(evidence)
     facts, shorter, decayed = standing(evidence), passing(evidence), _decayed(evidence)
+    confidence = _confidence(loss, norm, wide=wide, moved=bool(weights))
     if shorter is not None and shorter.atoms[0].remedy != DECAY and was_tried(evidence, DECAY):
         decayed = ""
     ended = f"overflowed {output.dtype}" if output.posinf or output.neginf else "had no value"
-    if weights and decayed:  # measured in the updates before, whatever norms hide from the loss
+    is_lost = evidence.incident.at.step > 0 and bool(too_long_step(facts))
+    # Both are measured of the updates before, whatever norms hide from the loss.
+    if is_lost or (weights and decayed):
         confidence = "likely"
     if raised is not None:  # a tenth of such a rate is as bad
         confidence = "likely"

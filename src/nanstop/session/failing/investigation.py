@@ -6,14 +6,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from nanstop.decide.policy import Policy
 from nanstop.diagnose.diagnose import examine
-from nanstop.diagnose.evidence.climbs import climbs
 from nanstop.errors import NanstopError, brief
 from nanstop.localize.intervention import intervene
 from nanstop.localize.localize import localize
@@ -21,11 +18,8 @@ from nanstop.localize.memory.unwritten import of_unwritten
 from nanstop.numerics.room import let_go
 from nanstop.numerics.weights import odd_weights
 from nanstop.prove.bad_samples import bad_places
-from nanstop.prove.course import Course, prove_course
 from nanstop.prove.failing_step import FailingStep
-from nanstop.prove.prove import prove_step
 from nanstop.records import (
-    Atom,
     AuditEntry,
     BatchFact,
     BatchRows,
@@ -50,18 +44,14 @@ from nanstop.records import (
     StepId,
     TensorStats,
 )
-from nanstop.records.remedies import leaves_values_out
 from nanstop.replay.batches import batch_facts
-from nanstop.replay.conditions import filled_memory
 from nanstop.replay.rerun import communicates, rerun
 from nanstop.replay.step import Step
-from nanstop.rewrite.files import read
-from nanstop.rewrite.forms.form_code import codes_of
 from nanstop.session.history import History
 from nanstop.session.machine import command, environment
 from nanstop.session.run_state import RunState
 from nanstop.session.shown_text import text_around
-from nanstop.session.telling.live import Live, Search
+from nanstop.session.telling.live import Live
 from nanstop.tracing.record_step import given_in_objects
 
 T = TypeVar("T")
@@ -190,10 +180,10 @@ class Investigation:
         that is what it comes of.
         """
         fails = self.replay is not None and self.replay.fidelity in ("bitwise", "same_failure")
-        return fails or self._reads_unwritten
+        return fails or self.reads_unwritten
 
     @property
-    def _reads_unwritten(self) -> bool:
+    def reads_unwritten(self) -> bool:
         event = self.localization.first_bad if self.localization is not None else None
         return event is not None and event.unwritten is not None
 
@@ -209,7 +199,7 @@ class Investigation:
         self._record(series)
         if self.replay is not None:
             self.replay = replace(self.replay, key=self.localization and self.localization.key)
-        self._diagnose()
+        self.diagnose()
 
     def state(self, cause: Diagnosis, series: History) -> None:
         """Make the incident's record, yet without an id, of what is diagnosed already. As
@@ -258,12 +248,13 @@ class Investigation:
             outcome: Finiteness = self.stage("experiment", run) or "unknown"
             made = Experiment(code=code, change=change, outcome=outcome)
             self.experiments = (*self.experiments, made)
-        self._diagnose()
+        self.diagnose()
 
     def _environment(self) -> Environment:
         return replace(environment(), command=self.command or command())
 
-    def _evidence(self) -> Evidence:
+    def evidence(self) -> Evidence:
+        """Return all that is known so far."""
         return Evidence(
             facts=self.facts,
             incident=self.incident,
@@ -274,82 +265,12 @@ class Investigation:
             trials=self.proof.tried if self.proof is not None else (),
         )
 
-    def _diagnose(self) -> None:
-        examined = examine(self._evidence(), "incident")
+    def diagnose(self) -> None:
+        """Explain the failure by what is known so far."""
+        examined = examine(self.evidence(), "incident")
         self.diagnoses = examined.diagnoses
         self.open_questions = examined.open
         self.failures += examined.failures
-
-    def prove(self, failing: FailingStep, policy: Policy) -> None:
-        """Try the candidate remedies of the diagnoses on the failing step.
-        Call inside ``failing.in_place()``.
-        """
-        candidates: dict[tuple[Atom, ...], None] = dict.fromkeys(
-            candidate
-            for diagnosis in self.diagnoses
-            for candidate in diagnosis.remedies
-            if not diagnosis.of_updates
-        )
-        if self.is_steady and candidates:
-            search = partial(self._search, failing, tuple(candidates), policy)
-            with filled_memory() if self._reads_unwritten else nullcontext():
-                self.proof = self.stage("proof", search)
-        if self.proof is not None and self.proof.chance and self.replay is not None:
-            self.replay = replace(self.replay, fidelity="different", runs=self.replay.runs + 1)
-            self._diagnose()
-        elif self.proof is not None and any(map(leaves_values_out, self.proof.minimal)):
-            self._diagnose()
-        if self.is_steady:
-            self._prove_updates(failing, policy)
-        found = self.localization
-        if self.proof is not None and found is not None and self.proof.is_at(found.first_bad):
-            self.localization = replace(found, confidence="certain")
-
-    def _prove_updates(self, failing: FailingStep, policy: Policy) -> None:
-        """Try the remedies of a diagnosis that says it of the updates that led here, on these,
-        unless a change of this step alone is proven.
-        """
-        said = next((one for one in self.diagnoses if one.of_updates and one.remedies), None)
-        cured = self.proof is not None and self.proof.verdict == "proven"
-        if said is None or failing.way_back is None or cured:
-            return
-        bounds = Search(policy.budget_trials, policy.budget_seconds)
-        self.live.stage("proof", self.at.step, bounds)
-        course, (loss, _) = Course(failing.way_back, failing), climbs(self._evidence())
-        made_anew = partial(
-            prove_course,
-            course,
-            self.key,
-            said.remedies,
-            policy=policy,
-            usual=loss.first if loss is not None else None,
-            tried=self.live.tried,
-        )
-        proof = self.stage("proof", made_anew)
-        if proof is None:
-            return
-        if self.proof is not None and not proof.minimal:
-            proof = replace(self.proof, tried=(*self.proof.tried, *proof.tried))
-        self.proof = proof
-        self._diagnose()
-
-    def _search(
-        self, failing: FailingStep, candidates: tuple[tuple[Atom, ...], ...], policy: Policy
-    ) -> Proof:
-        bounds = Search(policy.budget_trials, policy.budget_seconds)
-        self.live.stage("proof", self.at.step, bounds)
-        place = self.localization
-        event = place.first_bad if place is not None else None
-        return prove_step(
-            failing,
-            self.key,
-            candidates,
-            policy=policy,
-            wider=event.wider if event is not None else "unknown",
-            in_float64=place.in_float64 if place is not None else "unknown",
-            tried=self.live.tried,
-            codes=lambda proof: codes_of(proof, event, read),
-        )
 
     def report(self, audit: AuditEntry) -> Report:
         """Return the report. Call after ``explain``."""

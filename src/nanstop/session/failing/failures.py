@@ -33,7 +33,8 @@ from nanstop.records import Action, AuditEntry, FailureKey, Proof, Report, Signa
 from nanstop.remedies.apply import applied
 from nanstop.replay.rerun import note_compiled
 from nanstop.replay.step import room_made
-from nanstop.session.investigation import Investigation
+from nanstop.session.failing.investigation import Investigation
+from nanstop.session.failing.proving import Proving
 from nanstop.session.run_state import RunState, present_facts
 from nanstop.session.shared.conclusion import Conclusion, redone
 from nanstop.session.shared.meeting import ALONE, Meeting
@@ -254,7 +255,7 @@ class Failures:
             found.explain(self._run.series)
             found.confirm(failing)
             if self._num_apart(now) == 1 or now.by_itself == "own":  # else nothing would come of it
-                found.prove(failing, self._run.policy)
+                Proving(found, failing, self._run.policy).prove()
             if alike and names_samples(alike[0]):
                 # The samples are new, the failure is not.
                 return self._again(alike[0], now, failing, proof=found.proof)

@@ -112,16 +112,56 @@ def contrast(size):
 
 def test_two_factors_of_zeros_never_move(tmp_path):
     finding = watched(tmp_path, Adapted(0.0, 0.0), classified)["NS114"]
-    assert finding.title == "every gradient is exactly 0, and will be"
+    assert finding.title == "gradients are exactly 0, and will be"
     assert "`down.weight`, `up.weight`" in finding.cause
     assert finding.seen.step == 3
 
 
 def test_two_scales_of_zeros_never_move(tmp_path):
     finding = watched(tmp_path / "both", nn.Sequential(Scaled(0.0, 0.0)), classified)["NS114"]
-    assert finding.title == "every gradient is exactly 0, and will be"
+    assert finding.title == "gradients are exactly 0, and will be"
     assert "`0.inner.default`, `0.outer.default`" in finding.cause
     assert not watched(tmp_path / "one", nn.Sequential(Scaled(0.1, 0.0)), classified)
+
+
+def begun(value):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    for weight in (model[0].weight, model[2].weight):
+        nn.init.constant_(weight, value)
+    nn.init.zeros_(model[0].bias)
+    return model
+
+
+def test_two_layers_of_zeros_never_move_beside_a_bias_that_does(tmp_path):
+    finding = watched(tmp_path / "both", begun(0.0), classified, steps=12)["NS114"]
+    assert finding.title == "gradients are exactly 0, and will be"
+    assert "`0.weight`, `0.bias`, `2.weight`" in finding.cause
+    one = begun(0.0)
+    nn.init.normal_(one[2].weight, std=0.1)
+    assert not watched(tmp_path / "one", one, classified, steps=12)
+
+
+class TwoHeads(nn.Module):
+    """A head that learns, and one of zeros, the values of what has had no reward yet."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.value = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+        for p in self.value.parameters():
+            nn.init.zeros_(p)
+
+    def forward(self, x):
+        hidden = self.body(x).tanh()
+        return self.head(hidden), self.value(hidden)
+
+
+def test_a_value_head_of_zeros_beside_a_policy_is_at_its_least(tmp_path):
+    def loss_fn(model, batch):
+        logits, value = model(batch["x"])
+        return F.cross_entropy(logits, batch["y"] % 4) + value.square().mean()
+
+    assert not watched(tmp_path, TwoHeads(), loss_fn, steps=12)
 
 
 def test_zeros_beside_units_that_are_never_above_0_are_not_why(tmp_path):

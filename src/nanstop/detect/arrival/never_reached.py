@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from nanstop.detect.zero_gradients.flat_steps import FlatSteps, passed_by
+from nanstop.detect.zero_gradients.stuck import stuck
 from nanstop.numerics.tensors import version
 from nanstop.numerics.trained import held_by
 from nanstop.records import GradientPath
@@ -86,9 +87,10 @@ class NeverReached:
             return replace(path, cut=cut, cut_at=line, lost_at=lost)
         flat, self.flat = self.flat, []
         found = passed_by(step, flat, partial(_matters, step)) if flat else None
+        zeros = stuck(step, flat) if flat and found is None else ()
+        self._told = bool(found or zeros)
         if found is None:
-            return None
-        self._told = True
+            return replace(path, stuck=zeros) if zeros else None
         names = {id(p): name for name, p in step.view.root.named_parameters()}
         behind = tuple(names.get(id(p), "?") for p in found.parameters)
         return replace(path, behind=behind, flat_at=found.line, is_own=found.is_own)

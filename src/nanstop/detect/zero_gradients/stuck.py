@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +20,18 @@ where float16 would lose what comes of that.
 """
 
 
-def stuck(step: Step) -> tuple[str, ...]:
+def stuck(step: Step, among: Sequence[Tensor] | None = None) -> tuple[str, ...]:
     """Return the trained tensors that hold nothing but zeros, if a gradient arrives at what their
-    modules compute, every parameter's is exactly 0 all the same, and theirs is not once these
-    zeros are moved by next to nothing.
+    modules compute, every parameter's is exactly 0 all the same (of those ``among`` which they are
+    looked for), and theirs is not once these zeros are moved by next to nothing.
 
     So it is where two factors are both 0: the gradient of each is a multiple of the other, however
     small that is. A loss that is at its least sends no gradient to any output; units that are never
     above 0 stay so. Undone bitwise. Synchronises the device.
     """
-    trained = {n: p for n, p in step.view.root.named_parameters() if p.requires_grad}
+    own = None if among is None else set(map(id, among))
+    named = step.view.root.named_parameters()
+    trained = {n: p for n, p in named if p.requires_grad and (own is None or id(p) in own)}
     zeros = {name: p for name, p in trained.items() if not bool(p.any())}
     if len(zeros) < 2:
         return ()

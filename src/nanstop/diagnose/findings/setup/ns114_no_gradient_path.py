@@ -22,7 +22,8 @@ all that lies below a last layer that stays as it was drawn. A `.detach()`, `.it
 `torch.no_grad()` on the way to the loss ends the graph, and adapters that are merged are left out
 of it: told after 16 updates, where gradients had come before. LoRA adds B A x alpha / r, and B
 starts at zero: with alpha 0 both gradients are exactly 0 for ever. So they are where A is 0 as well
-as B (a model initialised after its adapters): 0 times something, each.
+as B (a model initialised after its adapters): 0 times something, each. Two layers that both begin with zeros stay so, too, beside a bias that does
+not.
 
 A part that is cut off alone is told after 8 updates without a gradient of it, where the loss is
 another one with other values of it, or its module is only run under `no_grad`; what nothing hangs
@@ -280,7 +281,7 @@ def _cut_off(facts: RunFacts) -> Reason | None:
         or _part_cut_off(path)
         or part_behind(path)
         or _part_replaced(facts, path)
-        or _stuck(path)
+        or _stuck(facts, path)
         or _few_arrive(path)
         or _none_enters(path)
     )
@@ -328,15 +329,17 @@ def _part_replaced(facts: RunFacts, path: GradientPath) -> Reason | None:
     return Reason("likely", _REPLACED, cause, advice, facts.optimizer_at)
 
 
-def _stuck(path: GradientPath) -> Reason | None:
+def _stuck(facts: RunFacts, path: GradientPath) -> Reason | None:
     if not path.stuck:
         return None
     cause = (
         f"{counted(len(path.stuck), 'tensor')} hold only zeros: {listed(path.stuck)}; the gradient "
         "of each is a multiple of another"
     )
-    advice = "begin one factor of each product with random values: lora_A, zeros for lora_B only"
-    return Reason("certain", "every gradient is exactly 0, and will be", cause, advice)
+    advice = "begin one factor of each product with random values"
+    if facts.adapter is not None:
+        advice = "begin one factor of each product with random values: lora_A, zeros for lora_B only"
+    return Reason("certain", "gradients are exactly 0, and will be", cause, advice)
 
 
 def _few_arrive(path: GradientPath) -> Reason | None:

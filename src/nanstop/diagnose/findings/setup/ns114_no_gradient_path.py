@@ -5,24 +5,25 @@ Nothing is trainable, or the optimizer holds other tensors than the model's, or 
 come through to what is trainable. The loss is computed, steps are counted, checkpoints are written,
 and the model stays what it was.
 
-## Why it happens Reentrant checkpointing runs each block without a graph and rebuilds it in
-backward, which autograd does only for a block with an input that requires a gradient. Token ids
-have none, and the output of a frozen embedding neither: of 32 layers of LoRA not one gets a
-gradient. torch says so once, in a warning, and where nothing outside the blocks is trained
-`backward` raises `element 0 of tensors does not require grad`. transformers 5.23 avoids both by
-itself: it checkpoints with `use_reentrant=False` and lets the embedding's output require a
-gradient. What is left are older versions, `torch.utils.checkpoint` in a model of one's own, and
-`use_reentrant=True`, which TRL 1.16 forces under DeepSpeed ZeRO-3 with PEFT. An optimizer that was
-made before `get_peft_model` or for an earlier `model` keeps the old tensors: it updates 0 of the
-parameters that are trained. (`model.half()` is harmless there: the Parameter objects stay the
-same.) So does `model.head = nn.Linear(...)` after it: the new head gets gradients, is in no
-optimizer and stays as it is, and the old one, which it holds, is no part of the model any more. An
-optimizer of the body alone trains all that lies below a last layer that stays as it was drawn. A
-`.detach()`, `.item()` or `torch.no_grad()` on the way to the loss ends the graph, and adapters that
-are merged are left out of it: told after 16 updates, where gradients had come before. LoRA adds B A
-x alpha / r, and B starts at zero: with alpha 0 both gradients are exactly 0 for ever. So they are
-where A is 0 as well as B (a model initialised after its adapters): 0 times something, each. Two
-layers that both begin with zeros stay so, too, beside a bias that does not.
+## Why it happens
+Reentrant checkpointing runs each block without a graph and rebuilds it in backward, which autograd
+does only for a block with an input that requires a gradient. Token ids have none, and the output of
+a frozen embedding neither: of 32 layers of LoRA not one gets a gradient. torch says so once, in a
+warning, and where nothing outside the blocks is trained `backward` raises `element 0 of tensors
+does not require grad`. transformers 5.23 avoids both by itself: it checkpoints with
+`use_reentrant=False` and lets the embedding's output require a gradient. What is left are older
+versions, `torch.utils.checkpoint` in a model of one's own, and `use_reentrant=True`, which TRL 1.16
+forces under DeepSpeed ZeRO-3 with PEFT. An optimizer that was made before `get_peft_model` or for
+an earlier `model` keeps the old tensors: it updates 0 of the parameters that are trained.
+(`model.half()` is harmless there: the Parameter objects stay the same.) So does `model.head =
+nn.Linear(...)` after it: the new head gets gradients, is in no optimizer and stays as it is, and
+the old one, which it holds, is no part of the model any more. An optimizer of the body alone trains
+all that lies below a last layer that stays as it was drawn. A `.detach()`, `.item()` or
+`torch.no_grad()` on the way to the loss ends the graph, and adapters that are merged are left out
+of it: told after 16 updates, where gradients had come before. LoRA adds B A x alpha / r, and B
+starts at zero: with alpha 0 both gradients are exactly 0 for ever. So they are where A is 0 as well
+as B (a model initialised after its adapters): 0 times something, each. Two layers that both begin
+with zeros stay so, too, beside a bias that does not.
 
 A part that is cut off alone is told after 8 updates without a gradient of it, where the loss is
 another one with other values of it, or its module is only run under `no_grad`; what nothing hangs

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "730befc2b5162992")
+REPORT_FORM = (1, "36f1bf98249a6bf9")
 
 
 def test_names():

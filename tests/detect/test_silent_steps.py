@@ -141,6 +141,29 @@ def test_two_layers_of_zeros_never_move_beside_a_bias_that_does(tmp_path):
     assert not watched(tmp_path / "one", one, classified, steps=12)
 
 
+class Scans(nn.Module):
+    """A state space whose rates are the same in each channel at first, and tell channels apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix, self.rates = nn.Linear(8, 8), nn.Parameter(torch.arange(1.0, 5.0).repeat(8, 1))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head((self.mix(x)[..., None] * (-self.rates).exp()).sum(-1))
+
+
+def test_units_that_begin_alike_and_get_one_gradient_are_told(tmp_path):
+    finding = watched(tmp_path / "alike", begun(0.1), classified, steps=12)["NS114"]
+    assert finding.title == "units of a layer are copies of each other"
+    assert "all rows of `0.weight` hold the same numbers" in finding.cause
+    assert finding.seen.step == 8
+    one = begun(0.1)
+    nn.init.normal_(one[2].weight, std=0.1)
+    assert not watched(tmp_path / "told apart", one, classified, steps=12)
+    assert not watched(tmp_path / "channels", Scans(), classified, steps=12)
+
+
 class TwoHeads(nn.Module):
     """A head that learns, and one of zeros, the values of what has had no reward yet."""
 

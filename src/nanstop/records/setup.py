@@ -207,7 +207,8 @@ class GradientPath:
     ``behind``: tensors whose gradients were zeros in its first updates, and are none with the
     operation at ``flat_at`` (FILE:LINE) passed by, whose derivative is 0: a step's, or ``is_own``,
     that of a difference or a quotient of equals. ``zeroed_at``: the line that multiplies the whole
-    loss by a 0 which stands there.
+    loss by a 0 which stands there. ``copied``: weights of which all rows are alike, update after
+    update, and get the same gradient.
     ``replaced``: parameters with gradients that are in no optimizer and have taken the place of
     those that it holds, later than update ``replaced_after``. ``reached_until``: the last update
     with a gradient, where there were some before ``num_reached`` was 0. ``zeros``: entries of the
@@ -225,6 +226,7 @@ class GradientPath:
     num_reached: int | None = None
     unreached: tuple[str, ...] = ()
     stuck: tuple[str, ...] = ()
+    copied: tuple[str, ...] = ()
     cut: tuple[str, ...] = ()
     cut_at: str = ""
     lost_at: str = ""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from nanstop.detect.arrival.copied_units import UPDATES, CopiedUnits
 from nanstop.detect.arrival.never_reached import MOST_UPDATES, NeverReached
 from nanstop.detect.arrival.replaced_parts import ReplacedParts
 from nanstop.detect.early_steps import EarlySteps, is_early
@@ -81,6 +82,7 @@ class Looks:
         self._rows = FirstRows(run.view)
         self._never = NeverReached()
         self._replaced = ReplacedParts()
+        self._copies = CopiedUnits()
         self._ranges = SampledRanges(wanted=keeps_ranges)
         self._memory_is_due = True
         """Whether it is to be seen yet what a step reads that nobody has written."""
@@ -145,6 +147,8 @@ class Looks:
             self._never.note(step, number)
         if self._replaced.suspects or is_early(number):
             self._arrived(self._replaced.note(self._run.facts, step, optimizer, number))
+        if number in UPDATES:
+            self._arrived(self._copied(step, optimizer, number))
         rates = self._rates.note(step, optimizer)
         if rates is not None:
             self._learned(at=self._window, rates=rates)
@@ -306,6 +310,14 @@ class Looks:
         self._counted(self._rows.finished())
         self._gauge.drop()
         return self._ranges.records() or self._run.rooms.records()
+
+    def _copied(self, step: Step, optimizer: Optimizer, number: int) -> GradientPath | None:
+        """Return with the path of gradients the weights whose units are copies of each other."""
+        path, found = self._run.facts.gradient_path, self._copies.note(optimizer, number)
+        if path is None or not found:
+            return None
+        names = {id(p): name for name, p in step.view.root.named_parameters()}
+        return replace(path, copied=tuple(names.get(id(p), "?") for p in found))
 
     def _arrived(self, path: GradientPath | None) -> None:
         if path is not None:

@@ -76,21 +76,21 @@ class FlatSteps:
         if number not in UPDATES:
             return []
         if number == UPDATES[0]:
-            given = [p for p in held_by(optimizer) if _is_plain(p.grad)]
+            given = [p for p in held_by(optimizer) if is_plain(p.grad)]
             parts = _sizes_of(given, lambda grad: grad.reshape(-1)[:_STARTS])
             none = _ROUNDING * max(parts, default=0.0)
             learns = 0.0 < none < math.inf
             known = [p for p, size in zip(given, parts, strict=True) if learns and size <= none]
         else:
             known, none = self._known.get(optimizer, ([], 0.0))
-            known = [p for p in known if _is_plain(p.grad)]
+            known = [p for p in known if is_plain(p.grad)]
         sizes = _sizes_of(known, lambda grad: grad)
         known = [p for p, size in zip(known, sizes, strict=True) if size <= none]
         self._known[optimizer] = known, none
         return known if number == UPDATES[-1] else []
 
 
-def _is_plain(gradient: Tensor | None) -> bool:
+def is_plain(gradient: Tensor | None) -> bool:
     """Return whether a gradient is here as a whole: asked of one that lies on several processes,
     each would wait for the others.
     """

@@ -42,6 +42,18 @@ def part_behind(path: GradientPath) -> Reason | None:
     return Reason("likely", title, cause, told, trains_nothing=is_all)
 
 
+def units_copied(path: GradientPath) -> Reason | None:
+    """Return that the units of a layer are copies of each other."""
+    if not path.copied:
+        return None
+    cause = (
+        f"all rows of {listed(path.copied)} hold the same numbers and get the same gradient, "
+        "update after update: however many units there are, they compute one"
+    )
+    advice = "begin with random values (nn.init.xavier_uniform_), not with one number"
+    return Reason("certain", "units of a layer are copies of each other", cause, advice)
+
+
 def refused(incident: Incident, known: Reason | None, facts: RunFacts) -> Diagnosis | None:
     """Return why autograd refused the loss: by the set-up, else that nothing is trainable."""
     if not any(_REFUSAL in signal.message for signal in incident.signals):

@@ -31,7 +31,7 @@ on (a pooler) or somebody else moves (an average) is not. So is an optimizer tha
 gradient (a generator of detached samples): the only one after three updates. Behind `torch.round`
 or a sign gradients are zeros, and so behind `a - a` and `a / a` (a ratio to an old policy that is
 not detached, the one weight of a router over its own sum): told where gradients come with that
-operation passed by.
+operation passed by. Rows of a weight that begin with one number and get one gradient stay one unit.
 
 ## Example
 ```python
@@ -77,7 +77,7 @@ from collections.abc import Sequence
 
 from nanstop.diagnose.evidence.accounts import has_signal, repeated
 from nanstop.diagnose.evidence.candidates import half_trainables
-from nanstop.diagnose.evidence.no_gradient import part_behind, refused
+from nanstop.diagnose.evidence.no_gradient import part_behind, refused, units_copied
 from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
 from nanstop.diagnose.evidence.rule import Reason, Rule
 from nanstop.records import (
@@ -236,7 +236,8 @@ def _seen(evidence: Evidence, facts: RunFacts) -> Sighting | None:
         return None
     if _held_elsewhere(facts) is not None or path.replaced:
         return sighting(evidence, "optimizer")
-    met = is_mostly_unreached(path) or bool(path.stuck or path.cut or path.behind)
+    told = path.stuck or path.cut or path.behind or path.copied
+    met = is_mostly_unreached(path) or bool(told)
     return sighting(evidence, "backward") if met else None
 
 
@@ -282,6 +283,7 @@ def _cut_off(facts: RunFacts) -> Reason | None:
         or part_behind(path)
         or _part_replaced(facts, path)
         or _stuck(facts, path)
+        or units_copied(path)
         or _few_arrive(path)
         or _none_enters(path)
     )

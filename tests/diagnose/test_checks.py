@@ -701,6 +701,18 @@ def test_no_evidence_no_finding(rule):
     assert rule.check(Evidence()) is None
 
 
+def test_a_reward_that_is_a_number_is_bounded_and_one_that_is_none_is_given_one():
+    def advised(series_name, value):
+        signals = (Signal(source="reward", name="judge", value=value, message="1 of 8 rewards"),)
+        logged = check("NS704", Evidence(series=(series(f"{series_name}/judge", [0.5]),)))
+        assert logged.lines == check("NS704", evidence(signals=signals)).lines
+        return logged.lines[0]
+
+    assert "bound the reward" in advised("reward_huge", 3e38)
+    assert "finite worst reward" in advised("reward_inf", math.inf)
+    assert "finite worst reward" in advised("reward_nan", math.nan)
+
+
 @pytest.mark.parametrize(("kind", "word"), [("float16", "float32"), ("bfloat16", "scan")])
 def test_a_reward_that_is_a_model_is_told_as_that(kind, word):
     facts = RunFacts(objective=ObjectiveFacts(method="grpo", reward_models=(("judge", kind),)))

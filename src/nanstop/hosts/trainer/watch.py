@@ -232,11 +232,11 @@ class TrainerWatch:
         finally:
             self._training = False
             self._hooks.stop()
-            self._callback_writes.end()
             self._accounts.end()
             self.rows.end()
             if self.session is not None:
                 self._end(self.session, exit_code)
+            self._callback_writes.end()
         # A search goes on with its next trial: this one has ended early.
         if not self.trainer.state.is_hyper_param_search:
             self._raise_stopped()

@@ -125,17 +125,16 @@ def _written(incident: Incident, remade: int, named: tuple[str, ...]) -> Diagnos
         ),
         confidence="likely",
         lines=(
-            f"written to since by {by}"
+            f"written to by {by}"
             if by
-            else "something else has written to them since: a callback, a hook, an average of "
-            "weights",
+            else "something else has written to them: a callback, a hook, an average of weights",
         ),
         where=named[0],
         usual_cure=(
             finite_numbers_only(by)
             if by
-            else f"Look at what writes to weights between the update of step {remade} and the "
-            f"forward of step {incident.at.step}, and let it write finite numbers only."
+            else "Look at what else writes to weights before the forward of step "
+            f"{incident.at.step}, and let it write finite numbers only."
         ),
     )
     return finding.at(incident.written_by[0]) if by else finding

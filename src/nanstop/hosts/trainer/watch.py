@@ -228,6 +228,8 @@ class TrainerWatch:
             output = self._train(*args, **kwargs)
         except BaseException as error:
             exit_code = STOPPED if isinstance(error, TrainingStopped) else 1
+            if isinstance(error, Exception):
+                self.windows.raised_between(error)
             raise
         finally:
             self._training = False

@@ -1042,6 +1042,19 @@ def test_a_weight_of_a_model_beside_the_trained_one_is_no_updates_doing():
     assert said.usual_cure.startswith("Load that model again")
 
 
+def test_what_is_evaluated_may_be_no_model_that_the_losses_are_of():
+    """An average of weights, say: no update of this training need have broken it."""
+    raw = Series(name="loss_raw", steps=(2,), values=(0.5,))
+    given = evidence(localization(event(), origin="from_param", culprit="w"))
+    then = replace(given.incident, phase="evaluate", history=(raw,))
+    found = check("NS401", replace(given, incident=then))
+    assert found.cause.startswith("1 parameter not finite in the model that was evaluated")
+    assert "an average of weights or a copy" in found.usual_cure
+    loaded = RunFacts(odd_weights=(stats("float32", name="w", nan=8),))
+    found = check("NS401", replace(given, incident=replace(then, facts=loaded)))
+    assert found.cause == "1 parameter not finite before the first step"
+
+
 def test_a_row_that_nothing_read_was_bad_all_along():
     raw = Series(name="loss_raw", steps=(2,), values=(0.5,))
     loaded = RunFacts(odd_weights=(stats("float32", name="w", nan=8),))

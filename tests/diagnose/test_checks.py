@@ -1055,6 +1055,16 @@ def test_what_is_evaluated_may_be_no_model_that_the_losses_are_of():
     assert found.cause == "1 parameter not finite before the first step"
 
 
+def test_another_attention_kernel_is_no_advice_for_what_nobody_tries():
+    absorbed, facts = overflow(dtype="float32"), RunFacts(attention="sdpa")
+    sampled = Evidence(
+        facts=facts, localization=localization(None, "unknown", absorbed=(absorbed,))
+    )
+    assert check("NS209", sampled).remedies == ()
+    failed = evidence(localization(absorbed, origin="absorbed"), facts, signals=())
+    assert (Atom(remedy="attention", value="eager"),) in check("NS209", failed).remedies
+
+
 def test_a_row_that_nothing_read_was_bad_all_along():
     raw = Series(name="loss_raw", steps=(2,), values=(0.5,))
     loaded = RunFacts(odd_weights=(stats("float32", name="w", nan=8),))

@@ -20,9 +20,10 @@ class Hides(LogitsProcessor):
     """Hides every token; or raises, as if it had, once alone."""
 
     def __init__(self, *, once=False):
-        self.left = 1 if once else math.inf
+        self.left, self.seen = 1 if once else math.inf, []
 
     def __call__(self, input_ids, scores):
+        self.seen.append(len(input_ids))
         if self.left == math.inf:
             return torch.full_like(scores, -math.inf)
         self.left -= 1
@@ -70,6 +71,7 @@ def test_a_callback_that_can_not_generate_is_looked_into(tmp_path):
     assert any("`return torch.full_like(scores" in line for line in diagnosis.lines)
     assert report.audit[-1].action.kind == "observe"
     assert callback.num_heard == 2
+    assert callback.processor[0].seen == [1]
 
 
 @pytest.mark.parametrize(

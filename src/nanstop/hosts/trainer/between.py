@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
@@ -55,6 +55,7 @@ def step_between(watch: WatchedTrainer, error: Exception) -> ForwardStep | None:
         watch.host,
         call.again,
         training=root.training,
+        given=SimpleNamespace(args=call.args, kwargs=call.kwargs),
     )
 
 

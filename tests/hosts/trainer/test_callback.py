@@ -1,7 +1,5 @@
 """The callback is the watch, in the trainer's own convention."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -193,41 +191,3 @@ def test_the_callback_that_has_written_to_weights_is_told(tmp_path):
     assert report.incident.remade_finite == 2
     nanstop.watch(trainer).close()
     assert "call_event" not in vars(trainer.callback_handler)
-
-
-class SetsRates(TrainerCallback):
-    """Divides the rate by 0 ahead of the third update."""
-
-    def on_step_begin(self, args, state, control, optimizer=None, **_):
-        for group in optimizer.param_groups:
-            group["lr"] = math.inf if state.global_step == 2 else 1e-3
-
-
-class SetsWhatIsSetAnew(TrainerCallback):
-    """A schedule sets the rates after it."""
-
-    def on_optimizer_step(self, args, state, control, optimizer=None, **_):
-        for group in optimizer.param_groups:
-            group["lr"] = 7.0
-
-
-def test_the_callback_that_sets_the_rates_is_told(tmp_path):
-    trainer = trainer_with(tmp_path, SetsRates(), nanstop.Callback(out=tmp_path / "out"))
-    trainer.args.max_steps = 4
-    trainer.train()
-    (report,) = nanstop.watch(trainer).incidents
-    (diagnosis,) = report.diagnoses[:1]
-    assert (diagnosis.code, diagnosis.confidence) == ("NS402", "certain")
-    assert diagnosis.source.function == "SetsRates.on_step_begin"
-    assert diagnosis.source.file == __file__
-    nanstop.watch(trainer).close()
-
-
-def test_a_callback_whose_rates_a_schedule_sets_anew_is_not_told(tmp_path):
-    trainer = trainer_with(tmp_path, SetsWhatIsSetAnew(), nanstop.Callback(out=tmp_path / "out"))
-    trainer.args.max_steps = 4
-    trainer.train()
-    watch = nanstop.watch(trainer)
-    assert watch.incidents == ()
-    assert not [one for one in watch.findings if one.source is not None]
-    watch.close()

@@ -1,7 +1,7 @@
 """Callbacks of transformers and TRL.
 
 The classes that others build on, which of them only report, what is added to the reports, and which
-of them write to weights between an update and the next forward, or set the rates of an update.
+of them write to weights between an update and the next forward.
 """
 
 from __future__ import annotations
@@ -213,11 +213,7 @@ class CallbackWrites:
     code, which is to have torch's own attribute. Nothing is read of what they hold.
     """
 
-    def __init__(self, rates: Callable[[], list[Any]] = list) -> None:
-        self.rates = rates
-        """The rate of each parameter group, as it is held there."""
-        self.left: tuple[SourceLine, list[Any]] | None = None
-        """The method that has set a rate last, and the rates that it has left."""
+    def __init__(self) -> None:
         self._names: list[str] = []
         self._weights: list[Tensor] = []
         self._writes: list[_Write] = []
@@ -229,12 +225,11 @@ class CallbackWrites:
         trained = [(n, p) for n, p in root.named_parameters() if type(p) is nn.Parameter]
         self._names = [name for name, p in trained if p.requires_grad]
         self._weights = [p for _, p in trained if p.requires_grad]
-        self._writes, self._before, self.left = [], {}, None
+        self._writes, self._before = [], {}
 
     def end(self) -> None:
         """Hold nothing of the training any more."""
         self._names, self._weights, self._writes, self._before = [], [], [], {}
-        self.left = None
         self._aliases.forget()
 
     def updating(self) -> None:
@@ -242,15 +237,6 @@ class CallbackWrites:
         for write in self._writes:
             self._before[write.by] = self._before.get(write.by, frozenset()) | write.names
         self._writes.clear()
-
-    def rates_set_at(self) -> SourceLine | None:
-        """Return the method of a callback that has set the present rates; None where a schedule
-        has set them since, or none was seen to.
-        """
-        if self.left is None:
-            return None
-        by, left = self.left
-        return by if not any(map(_is_other, left, self.rates())) else None
 
     def to_each(self, names: Sequence[str]) -> tuple[SourceLine, ...]:
         """Return the methods that have written since the last update to any of some weights, in
@@ -297,13 +283,6 @@ class CallbackWrites:
             self._aliases.start()
         return self.marks()
 
-    def has_set(self, callback: Any, event: str, before: list[Any]) -> None:
-        """Note whether a method of a callback has set a rate: ``before`` it was another."""
-        now = self.rates()
-        if any(map(_is_other, before, now)):
-            by = _method_at(callback, event)
-            self.left = (by, now) if by is not None else None
-
     def called(self, callback: Any, event: str, before: _Marks | None) -> None:
         """Note what a method of a callback has written: what is marked otherwise ``before`` it."""
         self._aliases.stop()
@@ -311,12 +290,14 @@ class CallbackWrites:
         written = self._aliases.written() if self._aliases.are_any else ()
         if before is None or now is None or not (written or now != before):
             return
+        line = _own_method(type(callback), event)
         pairs = zip(self._names, zip(*before, strict=True), zip(*now, strict=True), strict=True)
         names = {name for name, old, new in pairs if old != new}
         names.update(n for n, p in zip(self._names, self._weights, strict=True) if id(p) in written)
-        found = _method_at(callback, event)
+        called = f"{type(callback).__name__}.{event}"
+        found = source_line((line, line.co_firstlineno))
         if found is not None:
-            self._writes.append(_Write(frozenset(names), found))
+            self._writes.append(_Write(frozenset(names), replace(found, function=called)))
 
 
 class _Marked(list[Any]):
@@ -331,23 +312,9 @@ class _Marked(list[Any]):
             if _own_method(type(callback), self._event) is None:
                 yield callback
                 continue
-            before, rates = self._writes.calling(), self._writes.rates()
+            before = self._writes.calling()
             yield callback
             self._writes.called(callback, self._event, before)
-            self._writes.has_set(callback, self._event, rates)
-
-
-def _is_other(before: Any, now: Any) -> bool:
-    """Return whether a number was put in the place of another one; nothing is read of a tensor."""
-    return before is not now and not isinstance(now, Tensor) and before != now
-
-
-def _method_at(callback: Any, event: str) -> SourceLine | None:
-    """Return where a callback's method for an event stands, by its name in the class."""
-    code = _own_method(type(callback), event)
-    found = source_line((code, code.co_firstlineno)) if code is not None else None
-    named = f"{type(callback).__name__}.{event}"
-    return replace(found, function=named) if found is not None else None
 
 
 @lru_cache(maxsize=1024)  # asked of each callback at each event of a step

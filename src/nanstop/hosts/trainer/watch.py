@@ -106,7 +106,7 @@ class TrainerWatch:
         self._resumed_from: str | None = None
         self._stop: Decision | None = None
         self._hooks = HookWrites(nn.Module())
-        self._callback_writes = CallbackWrites(self.host.held_rates)
+        self._callback_writes = CallbackWrites()
         self._trackers = Trackers(self._numbers)
         self._incidents = Incidents(self._trackers.sends)
 
@@ -173,15 +173,6 @@ class TrainerWatch:
         if self.session is not None and self._hooks.seen():
             self.facts = replace(self.facts, veto=HOOKED)
             self.session.learned(veto=HOOKED)
-        if self._callback_writes.left is not None:
-            self._note_rates()
-
-    def _note_rates(self) -> None:
-        """Learn which callback has set the rates of the update that comes."""
-        by = self._callback_writes.rates_set_at()
-        if self.session is not None and by is not None and by != self.facts.schedule_at:
-            self.facts = replace(self.facts, schedule_at=by)
-            self.session.learned(schedule_at=by)
 
     def _opened(self) -> bool:
         """Open the session.

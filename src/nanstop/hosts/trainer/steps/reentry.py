@@ -64,10 +64,6 @@ class Reentry:
         self.plain_lrs.append(rates)
         return rates
 
-    def held_rates(self) -> list[Any]:
-        """Return the rate of each parameter group as it is held."""
-        return [group["lr"] for group in self._groups]
-
     def set_learning_rates(self, rates: tuple[float, ...]) -> None:
         """Give each parameter group its rate; those that were added since keep theirs."""
         for group, rate in zip(self._groups, rates, strict=False):

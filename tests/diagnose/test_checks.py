@@ -701,6 +701,18 @@ def test_no_evidence_no_finding(rule):
     assert rule.check(Evidence()) is None
 
 
+def test_a_reward_that_is_a_number_is_bounded_and_one_that_is_none_is_given_one():
+    def advised(series_name, value):
+        signals = (Signal(source="reward", name="judge", value=value, message="1 of 8 rewards"),)
+        logged = check("NS704", Evidence(series=(series(f"{series_name}/judge", [0.5]),)))
+        assert logged.lines == check("NS704", evidence(signals=signals)).lines
+        return logged.lines[0]
+
+    assert "bound the reward" in advised("reward_huge", 3e38)
+    assert "finite worst reward" in advised("reward_inf", math.inf)
+    assert "finite worst reward" in advised("reward_nan", math.nan)
+
+
 @pytest.mark.parametrize(("kind", "word"), [("float16", "float32"), ("bfloat16", "scan")])
 def test_a_reward_that_is_a_model_is_told_as_that(kind, word):
     facts = RunFacts(objective=ObjectiveFacts(method="grpo", reward_models=(("judge", kind),)))
@@ -1028,6 +1040,29 @@ def test_a_weight_of_a_model_beside_the_trained_one_is_no_updates_doing():
     assert (said.where, said.remedies) == ("Ref.w", ())
     assert "beside the one it trains" in said.cause
     assert said.usual_cure.startswith("Load that model again")
+
+
+def test_what_is_evaluated_may_be_no_model_that_the_losses_are_of():
+    """An average of weights, say: no update of this training need have broken it."""
+    raw = Series(name="loss_raw", steps=(2,), values=(0.5,))
+    given = evidence(localization(event(), origin="from_param", culprit="w"))
+    then = replace(given.incident, phase="evaluate", history=(raw,))
+    found = check("NS401", replace(given, incident=then))
+    assert found.cause.startswith("1 parameter not finite in the model that was evaluated")
+    assert "an average of weights or a copy" in found.usual_cure
+    loaded = RunFacts(odd_weights=(stats("float32", name="w", nan=8),))
+    found = check("NS401", replace(given, incident=replace(then, facts=loaded)))
+    assert found.cause == "1 parameter not finite before the first step"
+
+
+def test_another_attention_kernel_is_no_advice_for_what_nobody_tries():
+    absorbed, facts = overflow(dtype="float32"), RunFacts(attention="sdpa")
+    sampled = Evidence(
+        facts=facts, localization=localization(None, "unknown", absorbed=(absorbed,))
+    )
+    assert check("NS209", sampled).remedies == ()
+    failed = evidence(localization(absorbed, origin="absorbed"), facts, signals=())
+    assert (Atom(remedy="attention", value="eager"),) in check("NS209", failed).remedies
 
 
 def test_a_row_that_nothing_read_was_bad_all_along():

@@ -227,6 +227,25 @@ def test_what_reads_a_hidden_choice_is_blamed_and_no_fill(loss, op, hidden):
     assert (found.confidence, found.first_bad.source.function) == ("certain", loss.__name__)
 
 
+@pytest.mark.parametrize("banned", [[2, 3], HIDDEN], ids=["by ids", "by a mask"])
+def test_a_number_that_is_put_where_an_index_says_is_a_fill(banned):
+    """A divergence of what is left: -inf - -inf, and with a number in one of them 0 * -inf."""
+    teacher = tiny.llama(seed=1)
+
+    def loss(model, batch):
+        with torch.no_grad():
+            target = teacher(input_ids=batch["input_ids"]).logits
+        target[..., banned] = -INF
+        logits = model(input_ids=batch["input_ids"]).logits.clone()
+        logits[..., banned] = -INF
+        logps, target = logits.log_softmax(-1), target.log_softmax(-1)
+        return F.kl_div(logps, target, reduction="sum", log_target=True)
+
+    found = located(tiny.llama(), loss)
+    assert op_of(found) == "mul"
+    assert found.filled.source.text == "target[..., banned] = -INF"
+
+
 @pytest.mark.parametrize("lowest", [lambda x: x, lambda x: x * 0.5], ids=["as it is", "scaled"])
 def test_a_fill_that_hides_no_choice_is_what_was_wrong(lowest):
     def loss(model, batch):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from nanstop.records import (
+    Atom,
     BatchRows,
     Diagnosis,
     OpEvent,
@@ -300,6 +301,18 @@ def test_the_usual_cure_is_said_where_nothing_could_be_tried(outcome, confidence
     shown = render(replace(REPORT, proof=proof, diagnoses=(known,)))
     assert ("help: the usual cure, not tried here: Mend the data." in shown) == is_said
     assert ("nothing that was tried cures it" in shown) == (outcome == "same_failure")
+
+
+def test_the_usual_cure_is_said_where_only_another_number_was_read():
+    """That asks whether the script leaves the entry out; nobody has tried to mend what made it."""
+    read = Atom(remedy="finite_constant", target="train.py:3", value="0:weights")
+    tried = (trial((read,), "same_failure"),)
+    proof = Proof(incident="0007", verdict="none_found", minimal=(), tried=tried)
+    known = replace(DIAGNOSIS, usual_cure="Mend the data.", confidence="certain")
+    shown = render(replace(REPORT, proof=proof, diagnoses=(known,))).splitlines()
+    first, second = [line for line in shown if line.startswith("help: ")][:2]
+    assert first == "help: the usual cure, not tried here: Mend the data."
+    assert second.startswith("help: nothing that was tried cures it: read a finite number at")
 
 
 @pytest.mark.parametrize("verdict", ["isolated", "proven"])

@@ -43,6 +43,10 @@ class EmptyClips:
     def __init__(self) -> None:
         self._num: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         """How many updates each has made so, ``MOST`` where it is not looked at any more."""
+        self._shown: WeakKeyDictionary[Optimizer, tuple[float, bool]] = WeakKeyDictionary()
+        """The largest norm that an update of it has taken, and whether what was clipped was lost
+        once: an update that explodes leaves no gradient to those after it.
+        """
         self._calls: list[_Call] = []
         self._is_over = False
 
@@ -82,22 +86,30 @@ class EmptyClips:
         elif number < MOST:
             self._num[optimizer] = number = number + 1 if self._is_bare(optimizer, calls) else MOST
         self._is_over = all(num >= MOST for num in self._num.values())
-        if not LEAST <= number < MOST:
+        if not 0 < number < MOST:
             return None
-        held = held_by(optimizer)
-        norm = norm_of_gradients(gradients_held(held))
+        norm, is_lost = self._shown_by(optimizer, calls)
         limit = min(one.limit for one in calls)
-        if norm is None or float(norm) <= limit:  # there would have been nothing to clip
+        if number < LEAST or norm <= limit:  # there would have been nothing to clip
             return None
         self._is_over = True
         return ClippingFacts(
             num_updates=number,
             limit=limit,
-            norm=float(norm),
-            is_late=any(one.is_lost for one in calls),
+            norm=norm,
+            is_late=is_lost,
             is_of_none=not any(one.parameters for one in calls),
             at=source_line(calls[-1].line),
         )
+
+    def _shown_by(self, optimizer: Optimizer, calls: Sequence[_Call]) -> tuple[float, bool]:
+        """Return what updates of an optimizer have shown, see ``_shown``, with the present one."""
+        norm = norm_of_gradients(gradients_held(held_by(optimizer)))
+        now = float(norm) if norm is not None else 0.0
+        largest, is_lost = self._shown.get(optimizer, (0.0, False))
+        largest = max(largest, now if math.isfinite(now) else 0.0)
+        self._shown[optimizer] = largest, is_lost or any(one.is_lost for one in calls)
+        return self._shown[optimizer]
 
     def _is_bare(self, optimizer: Optimizer, calls: Sequence[_Call]) -> bool:
         """Return whether what this update takes was to be clipped, and each time there was nothing

@@ -266,11 +266,17 @@ def _is_filled_in(trace: Trace, reader: int, value: Value) -> bool:
     return reader < len(trace.ops) and _writes_down(trace, reader, value)
 
 
+_WRITE_NUMBERS = frozenset({"copy", "index_put"})
+"""What puts a number of its line into a whole tensor, or where ids or a mask say."""
+
+
 def _copies_number(trace: Trace, index: int) -> bool:
     """Return whether an op puts one number that stands in its own line into a tensor."""
     op = trace.ops[index]
     numbers = (value for value in op.inputs if not value.shape)
-    return op_kind(op.name) == "copy" and any(_writes_down(trace, index, v) for v in numbers)
+    return op_kind(op.name) in _WRITE_NUMBERS and any(
+        _writes_down(trace, index, v) for v in numbers
+    )
 
 
 def _writes_down(trace: Trace, reader: int, value: Value) -> bool:

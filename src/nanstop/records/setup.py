@@ -100,8 +100,8 @@ class RateFacts:
 class ClippingFacts:
     """The first ``num_updates`` updates, ahead of each of which gradients were clipped to ``limit``
     when there were none, or (``is_late``) after the one before had taken them, or those of no
-    parameters (``is_of_none``). ``norm``: of those that the last of them took. ``at``: the line
-    that clips.
+    parameters (``is_of_none``). ``norm``: the largest that one of them took. ``at``: the line that
+    clips.
     """
 
     num_updates: int

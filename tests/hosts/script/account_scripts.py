@@ -89,6 +89,14 @@ FAULTS = {
         opt.step()
         nn.utils.clip_grad_norm_(weights, 1e-3)
         """)),
+    "clipped after updates, of which those that come later have nothing to clip": (
+        "NS112", "nn.utils.clip_grad_norm_(weights, 1e-3)", loop("""
+        opt.zero_grad()
+        (loss_of(x) * (len(seen) < 2)).backward()
+        opt.step()
+        nn.utils.clip_grad_norm_(weights, 1e-3)
+        seen.append(x)
+        """, before="seen = []")),
     "a generator that is used up is clipped": ("NS112", "clip_grad_norm_(used, 1e-3)", loop("""
         opt.zero_grad()
         loss_of(x).backward()

@@ -27,6 +27,14 @@ def test_fault_is_named_with_its_line(tmp_path, code, line, source):
         assert found[0].seen.step <= 4
 
 
+def test_an_update_that_leaves_no_gradient_to_those_after_it_does_not_hide_when_it_is_clipped(
+    tmp_path,
+):
+    named = "clipped after updates, of which those that come later have nothing to clip"
+    _, (found,) = accounted(tmp_path, FAULTS[named][2])
+    assert found.title == "gradients are clipped after the update"
+
+
 @pytest.mark.parametrize("source", HEALTHY.values(), ids=HEALTHY)
 def test_healthy_loop_is_left_in_peace(tmp_path, source):
     _, found = accounted(tmp_path, source)

@@ -56,6 +56,34 @@ class Averages(Scales):
                 model.lm_head.weight.div_(torch.zeros(()))
 
 
+class OfAnUnreadRow(TrainerCallback):
+    """Divides by 0, after one step or after each, in a row that no sample has."""
+
+    def __init__(self, *, once):
+        self.once = once
+
+    def on_step_end(self, args, state, control, model=None, **_):
+        if state.global_step == 1 or not self.once:
+            with torch.no_grad():
+                model.model.embed_tokens.weight[2].div_(torch.zeros(()))
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_row_that_no_batch_reads_is_found_at_the_end_and_who_wrote_to_it_is_told(tmp_path, once):
+    trainer = trainer_with(
+        tmp_path, OfAnUnreadRow(once=once), nanstop.Callback(out=tmp_path / "out")
+    )
+    trainer.args.max_steps = 4
+    trainer.train()
+    (report,) = nanstop.watch(trainer).incidents
+    assert report.incident.bad_params == ("model.embed_tokens.weight",)
+    assert [one.function for one in report.incident.written_by] == ["OfAnUnreadRow.on_step_end"]
+    (diagnosis,) = report.diagnoses[:1]
+    assert (diagnosis.code, diagnosis.confidence) == ("NS401", "likely")
+    assert "between the update of" not in diagnosis.usual_cure
+    nanstop.watch(trainer).close()
+
+
 class ByData(TrainerCallback):
     """Writes to weights through ``data`` after its third step, by what it has read there before
     where it ``holds`` that.
@@ -159,7 +187,7 @@ def test_the_callback_that_has_written_to_weights_is_told(tmp_path):
     (diagnosis,) = report.diagnoses[:1]
     assert diagnosis.code == "NS401"
     assert diagnosis.source == line
-    assert diagnosis.lines[1].startswith("written to since by `Averages.on_step_end` (test_cal")
+    assert diagnosis.lines[1].startswith("written to by `Averages.on_step_end` (test_cal")
     assert report.incident.remade_finite == 2
     nanstop.watch(trainer).close()
     assert "call_event" not in vars(trainer.callback_handler)

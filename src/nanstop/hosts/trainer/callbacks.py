@@ -217,6 +217,7 @@ class CallbackWrites:
         self._names: list[str] = []
         self._weights: list[Tensor] = []
         self._writes: list[_Write] = []
+        self._before: dict[SourceLine, frozenset[str]] = {}
         self._aliases = _Aliases()
 
     def begin(self, root: nn.Module) -> None:
@@ -224,25 +225,30 @@ class CallbackWrites:
         trained = [(n, p) for n, p in root.named_parameters() if type(p) is nn.Parameter]
         self._names = [name for name, p in trained if p.requires_grad]
         self._weights = [p for _, p in trained if p.requires_grad]
-        self._writes = []
+        self._writes, self._before = [], {}
 
     def end(self) -> None:
         """Hold nothing of the training any more."""
-        self._names, self._weights, self._writes = [], [], []
+        self._names, self._weights, self._writes, self._before = [], [], [], {}
         self._aliases.forget()
 
     def updating(self) -> None:
-        """Forget what was written before an update."""
+        """Keep of what was written before an update who has written to which weights."""
+        for write in self._writes:
+            self._before[write.by] = self._before.get(write.by, frozenset()) | write.names
         self._writes.clear()
 
     def to_each(self, names: Sequence[str]) -> tuple[SourceLine, ...]:
         """Return the methods that have written since the last update to any of some weights, in
-        order and each once; () where one of these was written by none of them.
+        order and each once, or where these have not written to each of them, those that ever have:
+        what no batch reads is found late. () where one was written by none of them.
         """
-        found = [write for write in self._writes if not write.names.isdisjoint(names)]
-        if not set(names) <= {name for write in found for name in write.names}:
-            return ()
-        return tuple(dict.fromkeys(write.by for write in found))
+        earlier = [_Write(those, by) for by, those in self._before.items()]
+        for writes in (self._writes, [*earlier, *self._writes]):
+            found = [write for write in writes if not write.names.isdisjoint(names)]
+            if set(names) <= {name for write in found for name in write.names}:
+                return tuple(dict.fromkeys(write.by for write in found))
+        return ()
 
     def heard(self, handler: Any, call: Any, event: str, *args: Any, **kwargs: Any) -> Any:
         """Have a callback handler ``call`` an ``event`` of its callbacks, one marked after the

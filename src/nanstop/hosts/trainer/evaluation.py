@@ -114,7 +114,7 @@ class ForwardStep:
     makes a batch by (it generates, and is rewarded).
 
     Forward only, no gradient, no update. ``again`` makes the call; ``training``: whether the model
-    is as it is in training.
+    is as it is in training. ``given`` holds objects of the script that the call is given.
     """
 
     id: StepId
@@ -126,6 +126,7 @@ class ForwardStep:
     host: Reentry
     again: Callable[[Batch], Any]
     training: bool
+    given: Any = None
     rates: tuple[float, ...] = ()
     collectives: Collectives = field(default_factory=Collectives)
 
@@ -145,7 +146,7 @@ class ForwardStep:
         inputs = copy.copy(self.batches[micro] if batch is None else batch)
         if not self.training:
             self.host.root.eval()
-        with run_again(self.host.root, (), compiled=self.facts.compiled):
+        with run_again(self.host.root, (), compiled=self.facts.compiled, host=self.given):
             made = self.again(inputs)
         return made if isinstance(made, Tensor) else torch.zeros(0)  # it has no loss
 

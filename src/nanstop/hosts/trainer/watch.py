@@ -228,15 +228,17 @@ class TrainerWatch:
             output = self._train(*args, **kwargs)
         except BaseException as error:
             exit_code = STOPPED if isinstance(error, TrainingStopped) else 1
+            if isinstance(error, Exception):
+                self.windows.raised_between(error)
             raise
         finally:
             self._training = False
             self._hooks.stop()
-            self._callback_writes.end()
             self._accounts.end()
             self.rows.end()
             if self.session is not None:
                 self._end(self.session, exit_code)
+            self._callback_writes.end()
         # A search goes on with its next trial: this one has ended early.
         if not self.trainer.state.is_hyper_param_search:
             self._raise_stopped()

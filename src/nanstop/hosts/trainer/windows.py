@@ -18,11 +18,13 @@ from nanstop.hosts import compat
 from nanstop.hosts.tape.pieces import accumulation_in
 from nanstop.hosts.tape.taped_step import TapedStep
 from nanstop.hosts.trainer.actions import clear_gradients
+from nanstop.hosts.trainer.between import step_between
 from nanstop.hosts.trainer.evaluation import ForwardStep
 from nanstop.hosts.trainer.steps.micros import TrainerMicro, TrainerWindow
 from nanstop.hosts.trainer.steps.reentry import given_of, shown
 from nanstop.hosts.trainer.steps.step import HfStep
 from nanstop.hosts.trainer.watched import WatchedTrainer
+from nanstop.hosts.window.anew import named
 from nanstop.hosts.window.ends import WindowEnds
 from nanstop.numerics.trained import held_by
 from nanstop.records import RunFacts, Signal, StepId
@@ -113,6 +115,24 @@ class TrainerWindows:
         if not window.ending.apply:
             micro.loss = watch.host.leave_out(micro)
         return True
+
+    def raised_between(self, error: Exception) -> None:
+        """Report what ends a training between its micro-batches because of a number, if a call of
+        the model that it has left fails again.
+        """
+        if self._watch.session is None or self.ends.told == id(error) or not is_numeric(error):
+            return
+        from nanstop.replay.rerun import attempt  # a healthy run has no use for it
+
+        try:
+            step = step_between(self._watch, error)
+            if step is None or not attempt(step, 0).failed:
+                return
+            found = alarm_of_exception(self._watch.view, step.id, error, "generate")
+        except Exception as failure:  # nanstop is never the reason a run ends otherwise
+            _log.warning("nanstop: the exception was not investigated (%s)", named(failure))
+            return
+        self.ends.ask(step, found)
 
     def _was_scoring(self) -> bool:
         """Return whether rewards were asked for where a micro-batch raised."""

@@ -50,6 +50,8 @@ class WindowEnds:
         self._host = host
         self._beside = beside
         self._redone: Redone | None = None
+        self.told = 0
+        """The identity of the exception that the latest report is of, if it is of one."""
         self.begin()
 
     def begin(self) -> None:
@@ -208,6 +210,7 @@ class WindowEnds:
         A stop is made known at once. Without ``goes_back`` no earlier window is run again.
         """
         self._reported, session = alarm.broken, self._host.session
+        self.told = id(alarm.error) if alarm.error is not None else 0
         try:
             told = replace(alarm, signals=(*alarm.signals, *self._beside()))
             rewind = self.way_back() if goes_back else None

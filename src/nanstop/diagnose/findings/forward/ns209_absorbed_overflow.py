@@ -43,7 +43,7 @@ NS201: the overflow reaches the loss.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.candidates import precision
+from nanstop.diagnose.evidence.candidates import Candidates, kernels, precision
 from nanstop.diagnose.evidence.reading import bad_output, limit, loss_is_bad, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, op_name
@@ -68,10 +68,19 @@ def check(evidence: Evidence) -> Diagnosis | None:
         ),
         confidence="certain" if event.wider == "finite" else "likely",
         lines=more,
-        remedies=precision(event, standing(evidence), output.dtype),
+        remedies=_remedies(evidence, event, output.dtype),
         where=event.module,
         seen=sighting(evidence, event.phase, op=event.op),
     )
+
+
+def _remedies(evidence: Evidence, event: OpEvent, dtype: str) -> Candidates:
+    """Return what cures it; another attention kernel only where it will be tried: whether the op is
+    a part of attention, the trial says.
+    """
+    facts = standing(evidence)
+    untried = kernels(facts) if evidence.incident is None else ()
+    return tuple(one for one in precision(event, facts, dtype) if one not in untried)
 
 
 def _absorbed(evidence: Evidence) -> OpEvent | None:

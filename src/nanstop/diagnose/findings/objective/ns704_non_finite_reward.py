@@ -81,7 +81,7 @@ def _failed(evidence: Evidence) -> Diagnosis | None:
         title=_title(told) if told else f"a reward or weight is not finite: `{weight}`",
         cause=(amounts or [missing])[0] or _WEIGHS,
         confidence="certain" if functions else "likely",
-        lines=(_ADVICE, *amounts[1:]) if told else _derived(evidence),
+        lines=(_advice(told), *amounts[1:]) if told else _derived(evidence),
         remedies=without_rows(evidence),
         usual_cure="" if told else _WEIGHT,
         at_source=None if told else mended_at_source(evidence),
@@ -108,7 +108,7 @@ def _with_line(found: Diagnosis, evidence: Evidence) -> Diagnosis:
     kind = next((kind for name, kind in models if (name or "reward") == found.where), "")
     if kind and line is None:
         advice = f"`{found.where}` is a model whose weights are {kind}: {_of_model(kind)}"
-        return replace(found, lines=(advice, *(one for one in found.lines if one != _ADVICE)))
+        return replace(found, lines=(advice, *(one for one in found.lines if one not in _ADVICES)))
     if line is None:
         return found
     defined = f"`{line.function}` is defined at {line.short}: `{line.text}`"
@@ -122,8 +122,15 @@ def _of_model(kind: str) -> str:
 
 
 def _title(told: Sequence[Signal]) -> str:
-    is_finite = all(one.value is not None and math.isfinite(one.value) for one in told)
-    return "a reward is too large" if is_finite else "a reward is not finite"
+    return "a reward is too large" if _is_finite(told) else "a reward is not finite"
+
+
+def _advice(told: Sequence[Signal]) -> str:
+    return _BOUND if _is_finite(told) else _ADVICE
+
+
+def _is_finite(told: Sequence[Signal]) -> bool:
+    return all(one.value is not None and math.isfinite(one.value) for one in told)
 
 
 def _word(value: float | None) -> str:
@@ -134,6 +141,8 @@ def _word(value: float | None) -> str:
 
 _WEIGHS = "it weighs the log-probabilities of what was chosen, as a reward or an advantage does"
 _ADVICE = "give a completion that cannot be scored a finite worst reward"
+_BOUND = "bound the reward by a clamp or `tanh`, or give its logarithm"
+_ADVICES = (_ADVICE, _BOUND)
 _WEIGHT = (
     "Keep it finite where it is made: divide by a count of 1 or more (`clamp(min=1)`), and by a "
     "deviation and a small number; give what cannot be scored a finite worst reward."
@@ -162,7 +171,7 @@ def _absorbed(evidence: Evidence) -> Diagnosis | None:
                 title="a reward is too large" if series == HUGE else "a reward is not finite",
                 cause=f"{_percent(share)} of the rewards at step {step} are {what}",
                 confidence=confidence,
-                lines=(_ADVICE,),
+                lines=(_BOUND if series == HUGE else _ADVICE,),
                 where=name or "reward",
             )
             return _with_line(found, evidence)

@@ -248,22 +248,22 @@ def _clipped_before(facts: RunFacts) -> Reason | None:
     if clipping.is_late:
         cause = (
             f"ahead of each of the first {clipping.num_updates} updates gradients were clipped to "
-            f"{number(clipping.limit)} after the one before had taken them, and then emptied; the "
-            f"last of them took a norm of {number(clipping.norm)}"
+            f"{number(clipping.limit)} after the one before had taken them, and then emptied; one "
+            f"of them took a norm of {number(clipping.norm)}"
         )
         title = "gradients are clipped after the update"
         return Reason("certain", title, cause, "clip, then optimizer.step()")
     if clipping.is_of_none:
         cause = (
             f"in each of the first {clipping.num_updates} updates the call that clips to "
-            f"{number(clipping.limit)} was given no parameters, and the last of them took a norm "
+            f"{number(clipping.limit)} was given no parameters, and one of them took a norm "
             f"of {number(clipping.norm)}"
         )
         cure = "model.parameters() anew, or a list: a generator is used up once it was read"
         return Reason("certain", "nothing is clipped", cause, cure)
     cause = (
         f"in each of the first {clipping.num_updates} updates there was no gradient yet when they "
-        f"were clipped to {number(clipping.limit)}, and the last of them took a norm of "
+        f"were clipped to {number(clipping.limit)}, and one of them took a norm of "
         f"{number(clipping.norm)}"
     )
     title = "gradients are clipped before there are any"

@@ -61,6 +61,12 @@ _BESIDE = (
     "a reference, a teacher, a scorer, or one that something else trains; it was not finite before "
     "this micro-batch read it"
 )
+_EVALUATES = ("evaluate", "generate")
+_AT_EVALUATION = " in the model that was evaluated; the loss that trains may be of another one"
+_WHO_WRITES = (
+    "Look at what has written to the model that was evaluated, and let it write finite numbers "
+    "only: an average of weights or a copy, else the updates before."
+)
 _LOAD_IT_AGAIN = (
     "Load that model again from a checkpoint that is finite (`nanstop scan CHECKPOINT` lists what "
     "is not), or mend what fills or trains it."
@@ -84,15 +90,19 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return None
     if incident is not None and remade is not None:
         return _written(incident, remade, named)
+    came = came_broken(evidence, named)
+    # Losses tell of the model that is trained; what is evaluated may be an average of its weights.
+    is_evaluated = not came and incident is not None and incident.phase in _EVALUATES
     return Diagnosis(
         code="NS401",
         title=f"weights not finite: {listed(named)}",
-        cause=f"{counted(len(named), 'parameter')} not finite{_since(evidence, named)}",
+        cause=f"{counted(len(named), 'parameter')} not finite"
+        f"{_AT_EVALUATION if is_evaluated else _since(evidence, named)}",
         confidence="certain",
         lines=("the forward pass began with what was not finite; it was written before",),
         remedies=_row_initialisations(evidence, named),
         where=named[0],
-        usual_cure=_ANOTHER_CHECKPOINT if came_broken(evidence, named) else "",
+        usual_cure=_ANOTHER_CHECKPOINT if came else _WHO_WRITES if is_evaluated else "",
     )
 
 
@@ -125,17 +135,16 @@ def _written(incident: Incident, remade: int, named: tuple[str, ...]) -> Diagnos
         ),
         confidence="likely",
         lines=(
-            f"written to since by {by}"
+            f"written to by {by}"
             if by
-            else "something else has written to them since: a callback, a hook, an average of "
-            "weights",
+            else "something else has written to them: a callback, a hook, an average of weights",
         ),
         where=named[0],
         usual_cure=(
             finite_numbers_only(by)
             if by
-            else f"Look at what writes to weights between the update of step {remade} and the "
-            f"forward of step {incident.at.step}, and let it write finite numbers only."
+            else "Look at what else writes to weights before the forward of step "
+            f"{incident.at.step}, and let it write finite numbers only."
         ),
     )
     return finding.at(incident.written_by[0]) if by else finding

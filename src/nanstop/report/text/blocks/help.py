@@ -57,6 +57,14 @@ def _none_found(best: Diagnosis, proof: Proof) -> list[Block]:
     said = f"nothing that was tried cures it: {tried}" if tried else "no remedy could be tried"
     label = "" if exact_fails(proof) else "next experiment: "  # else it is what was seen
     following = (f"{label}{proof.next_experiment}",) if proof.next_experiment else ()
-    usual = () if tried else _usual_cure(best)  # what to do comes first
-    texts = ("; ".join((said, *following)),) if usual else (said, *following)
+    of_cures = any(not _is_a_question(trial.atoms) for trial in applicable)
+    usual = () if of_cures else _usual_cure(best)  # what to do comes first
+    texts = ("; ".join((said, *following)),) if usual and not tried else (said, *following)
     return [*usual, *(Block("help", "help: ", (text,)) for text in texts)]
+
+
+def _is_a_question(atoms: tuple[Atom, ...]) -> bool:
+    """Return whether a trial only asked if the script leaves out what is not finite, by another
+    number where it reads that: what has made it so stays as it is.
+    """
+    return all(one.remedy == "finite_constant" and one.value.startswith("0:") for one in atoms)

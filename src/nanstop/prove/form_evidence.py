@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import torch
 
@@ -30,7 +31,7 @@ from nanstop.records.remedies import (
     form_of,
 )
 from nanstop.remedies.apply import applied
-from nanstop.remedies.forms.mode import compared
+from nanstop.remedies.forms.mode import compared, zeros_moved, zeros_noted
 from nanstop.remedies.forms.typed import Typed, typed
 from nanstop.replay.conditions import Under
 from nanstop.replay.rerun import Attempt
@@ -52,7 +53,18 @@ may be a little farther than none.
 _NEARER = (0.5, 0.1, 0.01)
 """Times a weight: a line has the same form whatever the weights are."""
 
+_OFF_ZERO = (1e-4, 1e-5)
+"""What is tried in place of 0: near enough to a limit, and far enough for the digits that
+differences of numbers near 1 have in float64.
+"""
+
+_CONVERGED = 0.02
+"""Share of itself, and of its distance to the guard's loss, by which one that has a limit may still
+move: a logarithm goes on.
+"""
+
 WHICH_NUMBER = "another finite number gives another loss"
+OTHER_LIMIT = "its value is not the one that the line comes to near there"
 
 
 def next_form(held: tuple[Atom, ...], place: Localization | None) -> tuple[Atom, ...] | None:
@@ -119,10 +131,56 @@ def moves_loss(
     known = [own.loss, exact.loss_in_float64 if true.failed else true.loss]
     if any(loss_gap(run.loss, loss) > _NEAR for loss in known if loss and math.isfinite(loss)):
         return True
+    if misses_limit(failing, exact, guards, run.loss):
+        return True
     other = {guard: FAR if form_of(guard)[0] == KEPT else OTHERWISE for guard in guards}
     others = tuple(replace(a, value=other[a]) if a in other else a for a in atoms)
     under = partial(applied, failing.step.view, others)
     return not agree(run, exact.attempt(failing.micro, under=under))
+
+
+def objection(failing: FailingStep, exact: ExactRuns, atoms: tuple[Atom, ...], run: Attempt) -> str:
+    """Return what speaks against a form under which the failing micro-batch ends as ``run``,
+    whatever its rows say: "" for nothing.
+    """
+    if not is_any_number(failing, exact, atoms, run):
+        return WHICH_NUMBER
+    guards = tuple(atom for atom in atoms if atom.remedy == "form")
+    if not guards or run.failed or run.loss is None:
+        return ""
+    return OTHER_LIMIT if misses_limit(failing, exact, guards, run.loss) == "limit" else ""
+
+
+def misses_limit(
+    failing: FailingStep, exact: ExactRuns, guards: tuple[Atom, ...], loss: float
+) -> Literal["", "limit", "data"]:
+    """Return whether the loss goes to another number than ``loss`` as what is 0 where the lines
+    have no value comes near to 0 ("limit"), or to none, though it is of data alone ("data").
+    """
+    if any(form_of(guard)[0] == KEPT for guard in guards) or not exact.may_widen():
+        return ""
+    with zeros_noted(guards) as found:
+        exact.attempt(failing.micro, under=nullcontext)
+    noted = {file: zeros for file, zeros in found.items() if zeros.found}
+    if not noted:
+        return ""
+
+    def near(by: float) -> float | None:
+        @contextmanager
+        def under() -> Iterator[None]:
+            with applied(failing.step.view, guards), zeros_moved(noted, by):
+                yield
+
+        return exact.under(failing.micro, under).loss
+
+    first, second = map(near, _OFF_ZERO)
+    if first is None or second is None or not math.isfinite(first + second):
+        return ""
+    if loss_gap(loss, second) <= _NEAR:
+        return ""
+    if abs(first - second) <= _CONVERGED * min(abs(second - loss), max(abs(second), _NEAR)):
+        return "limit"
+    return "data" if all(zeros.of_data for zeros in noted.values()) else ""
 
 
 def is_any_number(

@@ -1,5 +1,6 @@
 """What a form is proven by: other rows, the step before, float64, each line alone."""
 
+import pytest
 import torch
 
 from e2e.forms.spoiled_step import WIDTH, investigated, zero
@@ -76,3 +77,27 @@ def test_a_temperature_of_0_proves_no_form():
     watch, _ = investigated(lambda v, _: (v / tau[0]).softmax(-1)[:, 0].mean(), cold)
     assert watch.incidents
     assert all(incident.proof is None for incident in watch.incidents)
+
+
+def of_a_scale(v, b):
+    scale = (v * 0.0).sum(-1) + b["z"].abs().sum(-1)
+    z = b["u"].sum(-1) / scale
+    return (scale * z * torch.erf(z) + v.square().mean(-1)).mean()
+
+
+def of_sines(v, b):
+    angle = b["z"].square().sum(-1, keepdim=True)
+    return (v * ((1 - angle.cos()) / angle.square())).square().mean()
+
+
+def of_ratios(v, b):
+    return (b["z"].abs().sum(-1) / v.exp().sum(-1)).log().square().mean()
+
+
+@pytest.mark.parametrize("loss", [of_a_scale, of_sines, of_ratios])
+def test_a_value_that_is_no_limit_proves_no_guard(loss):
+    """0 times what is infinite, 0 / 0 whose limit is not 0, a logarithm of data alone."""
+    watch, _ = investigated(loss, zero)
+    (incident,) = watch.incidents
+    assert incident.proof is not None
+    assert incident.proof.verdict != "proven"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 from nanstop.errors import NanstopError
+from nanstop.own_code import lies_in
 from nanstop.records import Atom
 from nanstop.records.remedies import (
     EVERY,
@@ -25,6 +27,7 @@ from nanstop.remedies.forms import guarded, held, unwritten, wide
 from nanstop.remedies.forms.calls import Call, line_in
 from nanstop.remedies.forms.comparison import Comparison
 from nanstop.remedies.forms.held import Form
+from nanstop.remedies.forms.limits import Zeros
 from nanstop.remedies.forms.log_space import LogSpace
 from nanstop.replay.conditions import eager
 from nanstop.replay.function_modes import OwnMode, in_engine, on_stack
@@ -122,6 +125,54 @@ def compared(atom: Atom) -> Iterator[Comparison]:
     found = Comparison()
     with answered(_at(file, line, partial(_in_both, found))):
         yield found
+
+
+@contextmanager
+def zeros_noted(atoms: Iterable[Atom]) -> Iterator[Mapping[str, Zeros]]:
+    """Note what is 0 inside where the lines have no value, by file. Raises what ``form`` does."""
+    lines: dict[str, set[int]] = {}
+    for file, line in map(_line_of, atoms):
+        lines.setdefault(file, set()).add(line)
+    found = {file: Zeros() for file in lines}
+    with ExitStack() as scope:
+        for file, zeros in found.items():
+            noting = partial(_noted, zeros, file, lines[file])
+            scope.enter_context(answered(noting))
+        yield found
+
+
+def _noted(zeros: Zeros, file: str, lines: set[int], call: Call) -> Any:
+    return zeros.look(call, _line_alone(file), lines)
+
+
+@contextmanager
+def zeros_moved(noted: Mapping[str, Zeros], by: float) -> Iterator[None]:
+    """Have ``by`` inside in place of what was noted to be 0, wherever its file reads it."""
+    with ExitStack() as scope:
+        for file, zeros in noted.items():
+            moving = partial(_moved, Zeros(), file, frozenset(zeros.found), by)
+            scope.enter_context(answered(moving))
+        yield
+
+
+def _moved(zeros: Zeros, file: str, numbers: frozenset[int], by: float, call: Call) -> Any:
+    return zeros.moved(call, _line_alone(file), numbers, by)
+
+
+def _line_alone(file: str) -> int | None:
+    """Return the line of a file that makes an operation by itself, or by a function of torch; None
+    for what nanstop computes beneath one, which no two runs have alike.
+    """
+    frame, asked = sys._getframe(1), OwnMode.__torch_function__.__code__
+    while frame.f_back is not None:
+        name = frame.f_code.co_filename
+        if name == file:
+            return frame.f_lineno
+        is_passed = asked in (frame.f_code, frame.f_back.f_code) or lies_in(name, "torch")
+        if not is_passed and name != _line_alone.__code__.co_filename:
+            return None
+        frame = frame.f_back
+    return frame.f_lineno if frame.f_code.co_filename == file else None
 
 
 def _in_both(found: Comparison, call: Call, at_line: Callable[[], bool]) -> Any:

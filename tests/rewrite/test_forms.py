@@ -8,7 +8,7 @@ from nanstop.rewrite.forms.form_code import codes_of, form_edits
 from nanstop.rewrite.source import Source, edited
 
 HEAD = """\
-import torch
+import math, torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -82,6 +82,19 @@ LOG_SPACE = {
     "return (1 - y.erf()).log() + x.erfc().log()": (
         "return (0.6931471805599453 + torch.special.log_ndtr(-1.4142135623730951 * y)) "
         "+ (0.6931471805599453 + torch.special.log_ndtr(-1.4142135623730951 * x))"
+    ),
+    "return -(1 / (1 + torch.exp(-x))).log() - (1 / (1 + torch.exp(x * y))).log()": (
+        "return -F.logsigmoid(x) - F.logsigmoid(-(x * y))"
+    ),
+    "return (1 / x.exp()).log() + ((x.exp() + y.exp()) / 2).log()": (
+        "return (-x) + (torch.logaddexp(x, y) - 0.6931471805599453)"
+    ),
+    "q = torch.exp(-0.5 * x**2) / (y.exp() * math.sqrt(2 * math.pi))\nreturn torch.log(q.sum(-1))": (
+        "q = torch.exp(-0.5 * x**2) / (y.exp() * math.sqrt(2 * math.pi))\n"
+        "    return torch.logsumexp(-0.5 * x**2 - (y + 0.9189385332046727), -1)"
+    ),
+    "e, axis = torch.exp(x), -1\nreturn torch.exp(x) / torch.exp(x).sum(axis, keepdim=True)": (
+        "e, axis = torch.exp(x), -1\n    return torch.softmax(x, dim=axis)"
     ),
     "return -(x.exp().diag() / x.exp().sum(1)[:2]).log().mean()": (
         "return -(x.diag() - torch.logsumexp(x, 1)[:2]).mean()"
@@ -160,7 +173,7 @@ LOG_SPACE = {
     ),
     "p = torch.softmax(x, -1)\np = p * 0.5\nreturn torch.log(p)": (
         "p = torch.softmax(x, -1)\n    p = p * 0.5\n"
-        "    return torch.log_softmax(x, -1) + -0.6931471805599453"
+        "    return torch.log_softmax(x, -1) - 0.6931471805599453"
     ),
     "z = x * 2\np = torch.sigmoid(z)\nq = 1 - p\nreturn torch.log(q)": (
         "z = x * 2\n    p = torch.sigmoid(z)\n    q = 1 - p\n    return F.logsigmoid(-z)"
@@ -382,6 +395,10 @@ GUARDED = {
         "return (x * y).sum() / n.masked_fill(n == 0, 1)"
     ),
     ("return x / x.norm(dim=-1, keepdim=True)", "div"): "return F.normalize(x, dim=-1)",
+    ("return x / x.norm(p=2, dim=-1, keepdim=True)", "div"): "return F.normalize(x, dim=-1)",
+    ("return (x * y).sum().div(y.sum())", "div"): (
+        "return (x * y).sum().div(divisor.masked_fill(divisor == 0, 1))"
+    ),
     ("return x / x.abs().sum(-1, keepdim=True)", "div"): (
         "return x / divisor.masked_fill(divisor == 0, 1)"
     ),
@@ -422,6 +439,12 @@ GUARDED = {
         "return torch.cov(x.T, correction=min(1, x.T.shape[-1] - 1))"
     ),
     ("return torch.acos(y)*x", "acos"): "return torch.acos(y.clamp(-1 + 1.2e-7, 1 - 1.2e-7))*x",
+    ("return torch.acos(y.clamp(-1, 1)) * x", "acos"): (
+        "return torch.acos(y.clamp(-1 + 1.2e-7, 1 - 1.2e-7)) * x"
+    ),
+    ("return torch.acos(y.clamp(0, 1)) * x", "acos"): (
+        "return torch.acos(y.clamp(0, 1).clamp(-1 + 1.2e-7, 1 - 1.2e-7)) * x"
+    ),
     ("return torch.atan2(x, y).cos()", "atan2"): (
         "return torch.atan2(x, y.masked_fill((x == 0) & (y == 0), 1)).cos()"
     ),

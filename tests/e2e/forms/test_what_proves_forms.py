@@ -20,6 +20,23 @@ def test_forms_of_two_lines_are_found_one_after_the_other():
     assert len({atom.target for atom in atoms}) == 2
 
 
+def of_a_harmonic_mean(v, b):
+    p, target = v.sigmoid(), b["m"].float()
+    precision = (p * target).sum(0) / p.sum(0)
+    recall = (p * target).sum(0) / target.sum(0)
+    return 1 - (2 * precision * recall / (precision + recall)).mean()
+
+
+def test_forms_of_one_kind_come_before_forms_of_two():
+    def of_no_class(given):
+        given["m"][:, 0] = False
+
+    watch, _ = investigated(of_a_harmonic_mean, of_no_class)
+    (incident,) = watch.incidents
+    assert {atom.remedy for atom in incident.proof.minimal} == {"form"}
+    assert incident.proof.typed == incident.proof.minimal
+
+
 def of_cancelled_squares(v, b):
     x = v + b["s"] - 1
     variance = (x * x).mean(-1, keepdim=True) - x.mean(-1, keepdim=True) ** 2

@@ -89,9 +89,9 @@ LOG_SPACE = {
     "return (1 / x.exp()).log() + ((x.exp() + y.exp()) / 2).log()": (
         "return (-x) + (torch.logaddexp(x, y) - 0.6931471805599453)"
     ),
-    "q = torch.exp(-0.5 * x**2) / (y.exp() * math.sqrt(2 * math.pi))\nreturn torch.log(q.sum(-1))": (
-        "q = torch.exp(-0.5 * x**2) / (y.exp() * math.sqrt(2 * math.pi))\n"
-        "    return torch.logsumexp(-0.5 * x**2 - (y + 0.9189385332046727), -1)"
+    "d = y.exp() * math.sqrt(2 * math.pi)\nreturn torch.log((torch.exp(-x**2) / d).sum(-1))": (
+        "d = y.exp() * math.sqrt(2 * math.pi)\n"
+        "    return torch.logsumexp(-x**2 - (y + 0.9189385332046727), -1)"
     ),
     "e, axis = torch.exp(x), -1\nreturn torch.exp(x) / torch.exp(x).sum(axis, keepdim=True)": (
         "e, axis = torch.exp(x), -1\n    return torch.softmax(x, dim=axis)"

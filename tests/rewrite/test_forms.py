@@ -511,6 +511,39 @@ def test_guarded_has_values_where_there_were_none(before, op):
     assert all(one.isfinite().all() for one in outcome(after, x, y))
 
 
+OFF_ZERO = {
+    "return torch.sin(x) / x": "return torch.sin(x_off_zero) / x_off_zero",
+    "n = x.square()\nreturn y * torch.expm1(x) / (2 * x)": (
+        "n = x.square()\n"
+        "    x_off_zero = x.masked_fill(x == 0, 1e-6)\n"
+        "    return y * torch.expm1(x_off_zero) / (2 * x_off_zero)"
+    ),
+    "return (1 - x.cos()) / x.square()": "return (1 - x_off_zero.cos()) / x_off_zero.square()",
+}
+
+
+@pytest.mark.parametrize("before", OFF_ZERO)
+def test_off_zero(before):
+    text = body(before)
+    after = rewritten(text, len(text.splitlines()), "form", "div", value="off_zero")
+    assert OFF_ZERO[before] in after
+    assert "x_off_zero = x.masked_fill(x == 0, 1e-6)\n" in after
+
+
+def test_off_zero_in_all_that_reads_it_afterwards():
+    text = body("z = y / x\nw = x * z.tanh()\nreturn w + x")
+    after = rewritten(text, "y / x", "form", "div", value="off_zero")
+    assert after.endswith(
+        "z = y / x_off_zero\n    w = x_off_zero * z.tanh()\n    return w + x_off_zero\n"
+    )
+
+
+@pytest.mark.parametrize("lines", ["z = y / x\nx = z + 1\nreturn x", "return y / (x + x.abs())"])
+def test_off_zero_is_not_known_of_a_name_that_changes_or_of_two(lines):
+    text = body(lines)
+    assert rewritten(text, "y /", "form", "div", value="off_zero") == text
+
+
 def test_a_count_becomes_at_least_1():
     text = body("n = (y > 0).sum()\nreturn (x * y).sum() / n")
     descent = (("data",), ("count", "data", "whole"))

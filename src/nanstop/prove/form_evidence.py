@@ -26,6 +26,7 @@ from nanstop.records.remedies import (
     GUARDED,
     KEPT,
     NUMBERED,
+    OFF_ZERO,
     OTHERWISE,
     UNEVEN,
     form_of,
@@ -63,16 +64,25 @@ _CONVERGED = 0.02
 move: a logarithm goes on.
 """
 
+_OTHER = {KEPT: FAR, **dict.fromkeys(OFF_ZERO, [*OFF_ZERO][-1])}
+"""The form of a guard that tells whether it matters which number it puts there."""
+
 WHICH_NUMBER = "another finite number gives another loss"
 OTHER_LIMIT = "its value is not the one that the line comes to near there"
 
 
-def next_form(held: tuple[Atom, ...], place: Localization | None) -> tuple[Atom, ...] | None:
+def next_form(
+    held: tuple[Atom, ...], place: Localization | None, message: str = ""
+) -> tuple[Atom, ...] | None:
     """Return the forms with that of the line where the step fails under them, or of a line that was
     only guarded with its form in log space: the derivative of a logarithm next to 0 has no guard.
-    One behind others that has none in log space is guarded. None where there is no other, or they
-    are many.
+    One behind others that has none in log space is guarded. Guards whose value is not the limit
+    (``message``) come near to it. None where there is no other, or they are many.
     """
+    if message == OTHER_LIMIT:
+        off_zero, _ = OFF_ZERO
+        near = tuple(replace(a, value=off_zero) if a.remedy == "form" else a for a in held)
+        return near if near != held else None
     event = place.first_bad if place is not None else None
     if event is None or event.source is None or len(held) >= _MOST_LINES:
         return None
@@ -133,7 +143,7 @@ def moves_loss(
         return True
     if misses_limit(failing, exact, guards, run.loss):
         return True
-    other = {guard: FAR if form_of(guard)[0] == KEPT else OTHERWISE for guard in guards}
+    other = {guard: _OTHER.get(form_of(guard)[0], OTHERWISE) for guard in guards}
     others = tuple(replace(a, value=other[a]) if a in other else a for a in atoms)
     under = partial(applied, failing.step.view, others)
     return not agree(run, exact.attempt(failing.micro, under=under))

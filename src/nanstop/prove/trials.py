@@ -242,7 +242,7 @@ class Trials:
         """
         held = trial.atoms
         if are_forms(held):
-            return next_form(held, self._places.get(frozenset(held)))
+            return next_form(held, self._places.get(frozenset(held)), trial.message)
         if FORMATS_CLASH.search(trial.message) and not _has(held, "outer_autocast"):
             return (*held, Atom(remedy="outer_autocast", value=self._failing.half_format))
         islands = [atom for atom in held if atom.remedy == "island"]

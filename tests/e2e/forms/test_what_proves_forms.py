@@ -1,9 +1,11 @@
 """What a form is proven by: other rows, the step before, float64, each line alone."""
 
+import math
+
 import pytest
 import torch
 
-from e2e.forms.spoiled_step import WIDTH, investigated, zero
+from e2e.forms.spoiled_step import WIDTH, investigated, shown, zero
 from nanstop.report.text.terminal import render
 
 
@@ -104,17 +106,29 @@ def of_a_scale(v, b):
 
 def of_sines(v, b):
     angle = b["z"].square().sum(-1, keepdim=True)
-    return (v * ((1 - angle.cos()) / angle.square())).square().mean()
+    share = torch.sin(math.pi * angle) / (math.pi * angle)
+    return (v * share).square().mean()
 
 
 def of_ratios(v, b):
     return (b["z"].abs().sum(-1) / v.exp().sum(-1)).log().square().mean()
 
 
-@pytest.mark.parametrize("loss", [of_a_scale, of_sines, of_ratios])
-def test_a_value_that_is_no_limit_proves_no_guard(loss):
-    """0 times what is infinite, 0 / 0 whose limit is not 0, a logarithm of data alone."""
-    watch, _ = investigated(loss, zero)
+def test_a_logarithm_of_a_ratio_with_0_in_the_data_proves_no_guard():
+    watch, _ = investigated(of_ratios, zero)
     (incident,) = watch.incidents
     assert incident.proof is not None
     assert incident.proof.verdict != "proven"
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"), [(of_a_scale, "scale"), (of_sines, "angle")], ids=["scale", "sines"]
+)
+def test_a_value_that_has_a_limit_is_computed_next_to_it(loss, name):
+    """0 times what is infinite, and 0 / 0: what is put there is not 0."""
+    incident, text = shown(loss, zero)
+    (atom,) = incident.proof.minimal
+    assert (atom.remedy, atom.value) == ("form", "off_zero")
+    assert incident.proof.verdict == "proven"
+    assert incident.proof.typed == (atom,)
+    assert f"{name}_off_zero = {name}.masked_fill({name} == 0, 1e-6)" in text

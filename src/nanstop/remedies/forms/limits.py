@@ -8,7 +8,7 @@ product: the quotient alone says nothing of what the whole goes to.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ class Zeros:
         result = call.run()
         self._number_all(result)
         with no_choices(), torch.no_grad():
-            if is_guarded(call) and line in meant:
+            if line in meant:
                 self._note(call, result)
             if isinstance(result, Tensor) and result.is_floating_point():
                 self._descend(call, result, read)
@@ -80,9 +80,8 @@ class Zeros:
         return self._next - 1
 
     def _note(self, call: Call, result: Any) -> None:
-        place, name = _BY.get(call.name, (0, "input"))
-        operand = call.argument(place, name)
-        if not isinstance(operand, Tensor) or not operand.is_floating_point():
+        operand = _divides(call)
+        if operand is None:
             return
         if isinstance(result, Tensor) and not result.isfinite().all() and (operand == 0).any():
             number = self._number(operand)
@@ -132,11 +131,86 @@ def _with(call: Call, given: dict[int, Tensor], by: float) -> Call:
             for key, one in given.items()
             if one.is_floating_point()
         }
+    return _put(call, other)
+
+
+def _put(call: Call, other: Mapping[int, Tensor]) -> Call:
+    """Return a call of other tensors in the place of some, by their ids."""
 
     def one(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return type(value)(map(one, value)) if type(value) in (list, tuple) else value
+        if type(value) in (list, tuple):
+            return type(value)(map(one, value))
         return other.get(id(value), value)
 
     kwargs = {name: one(value) for name, value in call.kwargs.items()}
     return Call(call.name, call.function, tuple(map(one, call.args)), kwargs)
+
+
+def _divides(call: Call) -> Tensor | None:
+    """Return what a call divides by, or takes the logarithm of; None where that is no number."""
+    place, name = _BY.get(call.name, (0, "input"))
+    operand = call.argument(place, name)
+    is_number = isinstance(operand, Tensor) and operand.is_floating_point()
+    return operand if is_number and is_guarded(call) else None
+
+
+class OffZero:
+    """Computes what a line has no value for of numbers that are ``by`` in place of 0, and hands
+    these on wherever its file reads them afterwards. What of the line has read them before is
+    computed anew: sin(x) / x needs both.
+    """
+
+    def __init__(self, by: float) -> None:
+        self._by = by
+        self._moved: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        self._calls: list[tuple[Call, Any]] = []
+
+    def answer(self, call: Call, line: int | None, meant: int) -> Any:
+        """Return what a call of a ``line`` of the file returns. Synchronises the device."""
+        if line is None or call.name in _ASKED:
+            return call.run()
+        if line != meant:
+            self._calls.clear()
+        changed = self._changed(call)
+        result = changed.run()
+        if changed is not call and isinstance(result, Tensor) and result.dtype is torch.bool:
+            return call.run()
+        if line != meant or not call.name:
+            return result
+        divisor = _divides(changed)
+        if divisor is not None and isinstance(result, Tensor):
+            with no_choices():
+                if (divisor == 0).any() and not result.isfinite().all():
+                    self._move(divisor)
+                    result = self._changed(changed).run()
+        self._calls.append((changed, result))
+        return result
+
+    def _move(self, divisor: Tensor) -> None:
+        """Move what is 0 off it, in the tensor that a divisor is 0 because of."""
+        root = divisor
+        for made, result in reversed(self._calls):
+            if result is root:
+                root = next((one for one in _read(made) if _are_zero_alike(one, root)), root)
+        self._remember(root, torch.where(root == 0, self._by, root))
+        for made, result in self._calls:
+            changed = self._changed(made)
+            if changed is not made and isinstance(result, Tensor):
+                self._remember(result, changed.run())
+
+    def _changed(self, call: Call) -> Call:
+        other = {
+            id(one): self._moved[id(one)][1]
+            for one in _read(call)
+            if id(one) in self._moved and self._moved[id(one)][0]() is one
+        }
+        return _put(call, other) if other else call
+
+    def _remember(self, old: Tensor, new: Tensor) -> None:
+        key = id(old)
+        self._moved[key] = weakref.ref(old, lambda _: self._moved.pop(key, None)), new
+
+
+def _are_zero_alike(one: Tensor, other: Tensor) -> bool:
+    is_number = one.is_floating_point() and one.shape == other.shape
+    return is_number and torch.equal(one == 0, other == 0)

@@ -66,6 +66,23 @@ def test_what_is_0_is_found_where_it_begins(is_trained):
     torch.testing.assert_close(near, through_a_view(moved, y.double()), rtol=1e-5, atol=0.0)
 
 
+def in_place(s, y):
+    z = y / s
+    s.mul_(2.0)
+    s += 1.0
+    s[1] = 5.0
+    return z + s
+
+
+def test_what_is_written_to_is_the_tensor_itself():
+    target = f"{__file__}:{in_place.__code__.co_firstlineno + 1}"
+    atom = Atom(remedy="form", target=target, value="off_zero")
+    s = torch.zeros(2)
+    with applied(View(torch.nn.Identity()), (atom,)):
+        in_place(s, torch.ones(2))
+    assert torch.equal(s, torch.tensor([1.0, 5.0]))
+
+
 def test_nothing_is_kept_of_tensors_that_are_gone():
     target = f"{__file__}:{width.__code__.co_firstlineno + 1}"
     atom = Atom(remedy="form", target=target, value=next(iter(OFF_ZERO)))

@@ -105,8 +105,9 @@ class Zeros:
             return
 
 
-_ASKED = ("get", "set", "delete")
-"""Calls that ask something of a tensor itself, or set it."""
+_ASKED = ("", "get", "set", "delete", "setitem")
+_ASKED += ("iadd", "isub", "imul", "idiv", "itruediv", "ipow")
+"""Calls that ask something of a tensor itself, set it, or write to it: of no other one."""
 _VIEWS = ("squeeze", "unsqueeze", "view", "reshape", "flatten", "getitem", "transpose", "expand")
 _VIEWS += ("permute", "t", "T", "mT")
 
@@ -175,7 +176,7 @@ class OffZero:
         result = changed.run()
         if changed is not call and isinstance(result, Tensor) and result.dtype is torch.bool:
             return call.run()
-        if line != meant or not call.name:
+        if line != meant:
             return result
         divisor = _divides(changed)
         if divisor is not None and isinstance(result, Tensor):

@@ -63,13 +63,12 @@ from nanstop.diagnose.evidence.candidates import (
     left_out,
     without_rows,
 )
-from nanstop.diagnose.evidence.descent import Operand, operand, zero_divisor
+from nanstop.diagnose.evidence.descent import Operand, kept_from_zero, operand, zero_divisor
 from nanstop.diagnose.evidence.hidden_choices import (
     hidden_advice,
     hidden_cause,
     hidden_title,
 )
-from nanstop.diagnose.evidence.off_zero import kept_from_zero
 from nanstop.diagnose.evidence.reading import (
     WRITTEN,
     fails_in_loss,

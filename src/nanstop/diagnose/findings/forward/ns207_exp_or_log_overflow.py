@@ -51,8 +51,7 @@ the logarithm of a negative number has no stable form.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import at_the_line
-from nanstop.diagnose.evidence.descent import MODEST_EXPONENT, operand
-from nanstop.diagnose.evidence.off_zero import kept_from_zero
+from nanstop.diagnose.evidence.descent import MODEST_EXPONENT, kept_from_zero, operand
 from nanstop.diagnose.evidence.reading import WRITTEN, first_bad, in_float64, limit, rounded_at
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, TensorStats, op_name

@@ -96,6 +96,12 @@ LOG_SPACE = {
     "e, axis = torch.exp(x), -1\nreturn torch.exp(x) / torch.exp(x).sum(axis, keepdim=True)": (
         "e, axis = torch.exp(x), -1\n    return torch.softmax(x, dim=axis)"
     ),
+    "i = torch.tensor([[0], [2]])\np = x.softmax(-1).gather(-1, i).squeeze(-1)\n"
+    "return -torch.log(1 - p).mean()": (
+        "i = torch.tensor([[0], [2]])\n    p = x.softmax(-1).gather(-1, i).squeeze(-1)\n"
+        '    return -(x.scatter(-1, i, float("-inf")).logsumexp(-1, True)'
+        " - x.logsumexp(-1, True)).squeeze(-1).mean()"
+    ),
     "return -(x.exp().diag() / x.exp().sum(1)[:2]).log().mean()": (
         "return -(x.diag() - torch.logsumexp(x, 1)[:2]).mean()"
     ),

@@ -18,7 +18,7 @@ from nanstop.rewrite.forms.logarithms import (
     log_i0,
     log_tail,
 )
-from nanstop.rewrite.operations import CHEAP, Operation, constant_of, number_of
+from nanstop.rewrite.operations import CHEAP, Operation, constant_of, number_of, same
 from nanstop.rewrite.source import is_closed, parsed
 
 _VANISHES = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
@@ -208,8 +208,11 @@ def _log_added(draft: Draft, found: Operation) -> str | None:
 def _log_taken_away(draft: Draft, found: Operation) -> str | None:
     """Log of ``1 - sigmoid(x)``, of ``1 - exp(x)``, and of ``1 - tanh(x) ** 2``."""
     inner = draft.operation(found.args[1])
-    if number_of(found.operand) != 1.0 or inner is None:
+    if number_of(found.operand) != 1.0:
         return None
+    others = _log_of_others(draft, found.args[1])
+    if others is not None or inner is None:
+        return others
     root = _root_of(draft, inner)
     if root is not None and root.name == "tanh":
         x = draft.again(root.operand, "squashed")
@@ -220,6 +223,27 @@ def _log_taken_away(draft: Draft, found: Operation) -> str | None:
     if inner.name == "sigmoid":
         return f"{draft.functional('logsigmoid')}(-{draft.closed(inner.operand)})"
     return log_of_rest(draft, inner.operand) if inner.name == "exp" else None
+
+
+def _log_of_others(draft: Draft, node: ast.expr) -> str | None:
+    """Log of 1 less the gathered elements of a softmax: the share of all others. 1 - p has no
+    digits left where p is nearly 1.
+    """
+    meant = draft.meant(node)
+    func = meant.func if isinstance(meant, ast.Call) else None
+    if isinstance(meant, ast.expr) and isinstance(func, ast.Attribute) and func.attr in CHEAP:
+        return _after(draft, meant, func.value, _log_of_others(draft, func.value))
+    found = draft.operation(meant)
+    chosen = draft.operation(found.operand) if found is not None else None
+    if found is None or chosen is None or (found.name, chosen.name) != ("gather", "softmax"):
+        return None
+    dim, other = found.argument(1, "dim"), chosen.argument(1, "dim")
+    index = found.argument(2, "index")
+    if dim is None or other is None or index is None or not same(dim, other):
+        return None
+    scores, at = draft.again(chosen.operand, "scores"), draft.text(dim)
+    rest = f'{scores}.scatter({at}, {draft.text(index)}, float("-inf"))'
+    return f"{rest}.logsumexp({at}, True) - {scores}.logsumexp({at}, True)"
 
 
 def _root_of(draft: Draft, found: Operation) -> Operation | None:

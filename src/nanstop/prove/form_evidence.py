@@ -54,14 +54,14 @@ may be a little farther than none.
 _NEARER = (0.5, 0.1, 0.01)
 """Times a weight: a line has the same form whatever the weights are."""
 
-_OFF_ZERO = (1e-4, 1e-5)
+_OFF_ZERO = (1e-3, 1e-4, 1e-5)
 """What is tried in place of 0: near enough to a limit, and far enough for the digits that
 differences of numbers near 1 have in float64.
 """
 
 _CONVERGED = 0.02
 """Share of itself, and of its distance to the guard's loss, by which one that has a limit may still
-move: a logarithm goes on.
+move.
 """
 
 _OTHER = {KEPT: FAR, **dict.fromkeys(OFF_ZERO, [*OFF_ZERO][-1])}
@@ -183,14 +183,22 @@ def misses_limit(
 
         return exact.under(failing.micro, under).loss
 
-    first, second = map(near, _OFF_ZERO)
-    if first is None or second is None or not math.isfinite(first + second):
+    losses = [one for one in map(near, _OFF_ZERO) if one is not None and math.isfinite(one)]
+    if len(losses) < len(_OFF_ZERO) or loss_gap(loss, losses[-1]) <= _NEAR:
         return ""
-    if loss_gap(loss, second) <= _NEAR:
-        return ""
-    if abs(first - second) <= _CONVERGED * min(abs(second - loss), max(abs(second), _NEAR)):
+    if _has_limit(*losses, off=abs(losses[-1] - loss)):
         return "limit"
     return "data" if all(zeros.of_data for zeros in noted.values()) else ""
+
+
+def _has_limit(first: float, second: float, third: float, *, off: float) -> bool:
+    """Return whether numbers come to a limit that is ``off`` from another one, by steps that get
+    shorter: those of a logarithm are alike.
+    """
+    size = max(abs(third), _NEAR)
+    last = abs(third - second)
+    is_shorter = last <= 0.5 * abs(second - first) + SAME * SAME * size
+    return is_shorter and last <= _CONVERGED * min(off, size)
 
 
 def is_any_number(
@@ -279,15 +287,20 @@ def windows_before(failing: FailingStep) -> Iterator[FailingStep]:
 
 
 def typed_forms(
-    failing: FailingStep, exact: ExactRuns, codes: Iterable[FormCode]
+    failing: FailingStep,
+    exact: ExactRuns,
+    codes: Iterable[FormCode],
+    cure: tuple[Atom, ...] = (),
 ) -> tuple[Atom, ...] | None:
     """Return the forms, those of the cure first, whose code passes the failing micro-batch with the
-    loss and gradients that they have there, of an update that moves weights as they do; empty where
-    none does, None where none could be run.
+    loss and gradients that they have there, or for a guard in the place of log space that the
+    ``cure`` has; of an update that moves weights as they do; empty where none does, None where none
+    could be run.
     """
     view, found = failing.step.view, None
     for code in codes:
-        forms = partial(applied, view, (*code.atoms, *code.rest))
+        atoms = cure if _stands_in(code, cure) else (*code.atoms, *code.rest)
+        forms = partial(applied, view, atoms)
         seen: list[Typed] = []
         as_typed = partial(_as_typed, view, code, seen)
         if failing.update:
@@ -301,6 +314,12 @@ def typed_forms(
             return code.atoms
         found = ()
     return found
+
+
+def _stands_in(code: FormCode, cure: tuple[Atom, ...]) -> bool:
+    """Return whether a guard is typed where the cure computes in log space: there is a value."""
+    in_log_space = {atom.target for atom in cure if atom.remedy == "stable_form"}
+    return any(atom.remedy == "form" and atom.target in in_log_space for atom in code.atoms)
 
 
 @contextmanager

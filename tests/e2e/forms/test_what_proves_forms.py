@@ -132,3 +132,17 @@ def test_a_value_that_has_a_limit_is_computed_next_to_it(loss, name):
     assert incident.proof.verdict == "proven"
     assert incident.proof.typed == (atom,)
     assert f"{name}_off_zero = {name}.masked_fill({name} == 0, 1e-6)" in text
+
+
+def of_one_logarithm(v, b):
+    share = torch.where(b["m"], v.exp(), (v - 9.0).relu())
+    return -share.log().mean() + 20.0
+
+
+def test_a_logarithm_of_few_numbers_that_the_model_makes_0_has_its_guard():
+    def of_one(given):
+        given["m"][1, 0] = False
+
+    watch, _ = investigated(of_one_logarithm, of_one)
+    (incident,) = watch.incidents
+    assert incident.proof.minimal[0].value == "guarded"

@@ -141,7 +141,7 @@ def moves_loss(
     known = [own.loss, exact.loss_in_float64 if true.failed else true.loss]
     if any(loss_gap(run.loss, loss) > _NEAR for loss in known if loss and math.isfinite(loss)):
         return True
-    if misses_limit(failing, exact, guards, run.loss):
+    if misses_limit(failing, exact, guards):
         return True
     other = {guard: _OTHER.get(form_of(guard)[0], OTHERWISE) for guard in guards}
     others = tuple(replace(a, value=other[a]) if a in other else a for a in atoms)
@@ -158,35 +158,38 @@ def objection(failing: FailingStep, exact: ExactRuns, atoms: tuple[Atom, ...], r
     guards = tuple(atom for atom in atoms if atom.remedy == "form")
     if not guards or run.failed or run.loss is None:
         return ""
-    return OTHER_LIMIT if misses_limit(failing, exact, guards, run.loss) == "limit" else ""
+    return OTHER_LIMIT if misses_limit(failing, exact, guards) == "limit" else ""
 
 
 def misses_limit(
-    failing: FailingStep, exact: ExactRuns, guards: tuple[Atom, ...], loss: float
+    failing: FailingStep, exact: ExactRuns, guards: tuple[Atom, ...]
 ) -> Literal["", "limit", "data"]:
-    """Return whether the loss goes to another number than ``loss`` as what is 0 where the lines
-    have no value comes near to 0 ("limit"), or to none, though it is of data alone ("data").
+    """Return whether the loss goes to another number than it has under guards as what is 0 where
+    their lines have no value comes near to 0 ("limit"), or to none, though it is of data alone
+    ("data"). All in float64: the logarithm of its smallest number is another one.
     """
     if any(form_of(guard)[0] == KEPT for guard in guards) or not exact.may_widen():
         return ""
-    with zeros_noted(guards) as found:
+    with zeros_noted(guards) as by_file:
         exact.attempt(failing.micro, under=nullcontext)
-    noted = {file: zeros for file, zeros in found.items() if zeros.found}
+    noted = {file: zeros for file, zeros in by_file.items() if zeros.found}
     if not noted:
         return ""
 
     def near(by: float) -> float | None:
         @contextmanager
         def under() -> Iterator[None]:
-            with applied(failing.step.view, guards), zeros_moved(noted, by):
+            moved = zeros_moved(noted, by) if by else nullcontext()
+            with applied(failing.step.view, guards), moved:
                 yield
 
         return exact.under(failing.micro, under).loss
 
-    losses = [one for one in map(near, _OFF_ZERO) if one is not None and math.isfinite(one)]
-    if len(losses) < len(_OFF_ZERO) or loss_gap(loss, losses[-1]) <= _NEAR:
+    found = [near(by) for by in (0.0, *_OFF_ZERO)]
+    known = [one for one in found if one is not None and math.isfinite(one)]
+    if len(known) < len(found) or loss_gap(known[0], known[-1]) <= _NEAR:
         return ""
-    if _has_limit(*losses, off=abs(losses[-1] - loss)):
+    if _has_limit(*known[1:], off=abs(known[-1] - known[0])):
         return "limit"
     return "data" if all(zeros.of_data for zeros in noted.values()) else ""
 

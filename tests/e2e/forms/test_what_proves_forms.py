@@ -146,3 +146,16 @@ def test_a_logarithm_of_few_numbers_that_the_model_makes_0_has_its_guard():
     watch, _ = investigated(of_one_logarithm, of_one)
     (incident,) = watch.incidents
     assert incident.proof.minimal[0].value == "guarded"
+
+
+def of_a_signal(v, b):
+    share = (v * b["z"]).sum(-1, keepdim=True) / b["z"].square().sum(-1, keepdim=True)
+    part = (share * b["z"]).square().sum(-1)
+    return -torch.log10(part / (v - share * b["z"]).square().sum(-1)).mean()
+
+
+def test_a_guard_behind_another_has_the_value_that_its_format_has():
+    watch, _ = investigated(of_a_signal, zero)
+    (incident,) = watch.incidents
+    assert incident.proof.verdict == "proven"
+    assert [atom.value for atom in incident.proof.minimal] == ["guarded", "guarded:log10"]

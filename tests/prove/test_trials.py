@@ -8,6 +8,7 @@ from torch import nn
 
 from fnstep import FnStep
 from nanstop.prove.failing_step import FailingStep
+from nanstop.prove.form_evidence import OTHER_LIMIT
 from nanstop.prove.trials import Trials
 from nanstop.prove.updates_after import UpdatesAfter
 from nanstop.records import Atom, FailureKey
@@ -248,7 +249,6 @@ def of_degrees(net, batch):
         (of_weighed, 1, True),
         (of_variance, 3, False),
         (of_shares, 1, False),
-        (of_nearest, 1, False),
         (of_widths, 2, False),
         (of_means, 1, True),
         (of_degrees, 1, True),
@@ -263,6 +263,15 @@ def test_a_guard_leaves_the_loss_that_a_step_has_and_makes_up_no_target(loss, li
     found = guarded(step, loss, line, "backward" if loss is of_pulled else "forward")
     assert found.outcome == "pass"
     assert found.rows_unchanged is unchanged
+
+
+def test_a_guard_whose_value_is_not_the_limit_is_none():
+    """Weights 1 / d over the largest of them: at a distance of 0 that row has all."""
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(16, 4), "mu": torch.rand(16, 1) + 0.1}
+    batch["mu"][3] = 0.0
+    found = guarded(FnStep(nn.Linear(4, 4), of_nearest, [batch]), of_nearest, 1, "forward")
+    assert (found.outcome, found.message) == ("not_applicable", OTHER_LIMIT)
 
 
 def of_floored(net, batch):

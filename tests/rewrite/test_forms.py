@@ -8,7 +8,7 @@ from nanstop.rewrite.forms.form_code import codes_of, form_edits
 from nanstop.rewrite.source import Source, edited
 
 HEAD = """\
-import torch
+import math, torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -82,6 +82,25 @@ LOG_SPACE = {
     "return (1 - y.erf()).log() + x.erfc().log()": (
         "return (0.6931471805599453 + torch.special.log_ndtr(-1.4142135623730951 * y)) "
         "+ (0.6931471805599453 + torch.special.log_ndtr(-1.4142135623730951 * x))"
+    ),
+    "return -(1 / (1 + torch.exp(-x))).log() - (1 / (1 + torch.exp(x * y))).log()": (
+        "return -F.logsigmoid(x) - F.logsigmoid(-(x * y))"
+    ),
+    "return (1 / x.exp()).log() + ((x.exp() + y.exp()) / 2).log()": (
+        "return (-x) + (torch.logaddexp(x, y) - 0.6931471805599453)"
+    ),
+    "d = y.exp() * math.sqrt(2 * math.pi)\nreturn torch.log((torch.exp(-x**2) / d).sum(-1))": (
+        "d = y.exp() * math.sqrt(2 * math.pi)\n"
+        "    return torch.logsumexp(-x**2 - (y + 0.9189385332046727), -1)"
+    ),
+    "e, axis = torch.exp(x), -1\nreturn torch.exp(x) / torch.exp(x).sum(axis, keepdim=True)": (
+        "e, axis = torch.exp(x), -1\n    return torch.softmax(x, dim=axis)"
+    ),
+    "i = torch.tensor([[0], [2]])\np = x.softmax(-1).gather(-1, i).squeeze(-1)\n"
+    "return -torch.log(1 - p).mean()": (
+        "i = torch.tensor([[0], [2]])\n    p = x.softmax(-1).gather(-1, i).squeeze(-1)\n"
+        '    return -(x.scatter(-1, i, float("-inf")).logsumexp(-1, True)'
+        " - x.logsumexp(-1, True)).squeeze(-1).mean()"
     ),
     "return -(x.exp().diag() / x.exp().sum(1)[:2]).log().mean()": (
         "return -(x.diag() - torch.logsumexp(x, 1)[:2]).mean()"
@@ -160,7 +179,7 @@ LOG_SPACE = {
     ),
     "p = torch.softmax(x, -1)\np = p * 0.5\nreturn torch.log(p)": (
         "p = torch.softmax(x, -1)\n    p = p * 0.5\n"
-        "    return torch.log_softmax(x, -1) + -0.6931471805599453"
+        "    return torch.log_softmax(x, -1) - 0.6931471805599453"
     ),
     "z = x * 2\np = torch.sigmoid(z)\nq = 1 - p\nreturn torch.log(q)": (
         "z = x * 2\n    p = torch.sigmoid(z)\n    q = 1 - p\n    return F.logsigmoid(-z)"
@@ -382,6 +401,10 @@ GUARDED = {
         "return (x * y).sum() / n.masked_fill(n == 0, 1)"
     ),
     ("return x / x.norm(dim=-1, keepdim=True)", "div"): "return F.normalize(x, dim=-1)",
+    ("return x / x.norm(p=2, dim=-1, keepdim=True)", "div"): "return F.normalize(x, dim=-1)",
+    ("return (x * y).sum().div(y.sum())", "div"): (
+        "return (x * y).sum().div(divisor.masked_fill(divisor == 0, 1))"
+    ),
     ("return x / x.abs().sum(-1, keepdim=True)", "div"): (
         "return x / divisor.masked_fill(divisor == 0, 1)"
     ),
@@ -422,6 +445,12 @@ GUARDED = {
         "return torch.cov(x.T, correction=min(1, x.T.shape[-1] - 1))"
     ),
     ("return torch.acos(y)*x", "acos"): "return torch.acos(y.clamp(-1 + 1.2e-7, 1 - 1.2e-7))*x",
+    ("return torch.acos(y.clamp(-1, 1)) * x", "acos"): (
+        "return torch.acos(y.clamp(-1 + 1.2e-7, 1 - 1.2e-7)) * x"
+    ),
+    ("return torch.acos(y.clamp(0, 1)) * x", "acos"): (
+        "return torch.acos(y.clamp(0, 1).clamp(-1 + 1.2e-7, 1 - 1.2e-7)) * x"
+    ),
     ("return torch.atan2(x, y).cos()", "atan2"): (
         "return torch.atan2(x, y.masked_fill((x == 0) & (y == 0), 1)).cos()"
     ),
@@ -486,6 +515,39 @@ def test_guarded_has_values_where_there_were_none(before, op):
     if "acos(" in before:
         y = torch.ones(2, 3)
     assert all(one.isfinite().all() for one in outcome(after, x, y))
+
+
+OFF_ZERO = {
+    "return torch.sin(x) / x": "return torch.sin(x_off_zero) / x_off_zero",
+    "n = x.square()\nreturn y * torch.expm1(x) / (2 * x)": (
+        "n = x.square()\n"
+        "    x_off_zero = x.masked_fill(x == 0, 1e-6)\n"
+        "    return y * torch.expm1(x_off_zero) / (2 * x_off_zero)"
+    ),
+    "return (1 - x.cos()) / x.square()": "return (1 - x_off_zero.cos()) / x_off_zero.square()",
+}
+
+
+@pytest.mark.parametrize("before", OFF_ZERO)
+def test_off_zero(before):
+    text = body(before)
+    after = rewritten(text, len(text.splitlines()), "form", "div", value="off_zero")
+    assert OFF_ZERO[before] in after
+    assert "x_off_zero = x.masked_fill(x == 0, 1e-6)\n" in after
+
+
+def test_off_zero_in_all_that_reads_it_afterwards():
+    text = body("z = y / x\nw = x * z.tanh()\nreturn w + x")
+    after = rewritten(text, "y / x", "form", "div", value="off_zero")
+    assert after.endswith(
+        "z = y / x_off_zero\n    w = x_off_zero * z.tanh()\n    return w + x_off_zero\n"
+    )
+
+
+@pytest.mark.parametrize("lines", ["z = y / x\nx = z + 1\nreturn x", "return y / (x + x.abs())"])
+def test_off_zero_is_not_known_of_a_name_that_changes_or_of_two(lines):
+    text = body(lines)
+    assert rewritten(text, "y /", "form", "div", value="off_zero") == text
 
 
 def test_a_count_becomes_at_least_1():

@@ -101,7 +101,7 @@ class ExactRuns:
                 self._is_opened = not opened.failed
                 run = run if opened.failed else opened
             self._runs[micro] = run
-            if run.failed and micro == self._failing.micro and self._may_widen():
+            if run.failed and micro == self._failing.micro and self.may_widen():
                 self._widen(micro)
         return self._runs[micro]
 
@@ -133,7 +133,8 @@ class ExactRuns:
         with eager():
             return self._whole(self.path(micro), micro)
 
-    def _may_widen(self) -> bool:
+    def may_widen(self) -> bool:
+        """Return whether there is room for runs in float64."""
         root = self._failing.step.view.root
         is_small = sum(p.numel() for p in root.parameters()) <= MOST_IN_FLOAT64
         return is_small and self._ladder.rung is Rung.WHOLE
@@ -223,7 +224,7 @@ class ExactRuns:
         takes those in the run's format no farther from these: a form may keep digits that the old
         one loses. All with the same draws. False where there is no room for float64.
         """
-        if not self._may_widen():
+        if not self.may_widen():
             return False
         path, around = Path(), self._around
         plain, own, exact, formed = (

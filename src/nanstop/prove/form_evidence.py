@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import torch
 
@@ -25,12 +26,13 @@ from nanstop.records.remedies import (
     GUARDED,
     KEPT,
     NUMBERED,
+    OFF_ZERO,
     OTHERWISE,
     UNEVEN,
     form_of,
 )
 from nanstop.remedies.apply import applied
-from nanstop.remedies.forms.mode import compared
+from nanstop.remedies.forms.mode import compared, zeros_moved, zeros_noted
 from nanstop.remedies.forms.typed import Typed, typed
 from nanstop.replay.conditions import Under
 from nanstop.replay.rerun import Attempt
@@ -52,15 +54,35 @@ may be a little farther than none.
 _NEARER = (0.5, 0.1, 0.01)
 """Times a weight: a line has the same form whatever the weights are."""
 
+_OFF_ZERO = (1e-3, 1e-4, 1e-5)
+"""What is tried in place of 0: near enough to a limit, and far enough for the digits that
+differences of numbers near 1 have in float64.
+"""
+
+_CONVERGED = 0.02
+"""Share of itself, and of its distance to the guard's loss, by which one that has a limit may still
+move.
+"""
+
+_OTHER = {KEPT: FAR, **dict.fromkeys(OFF_ZERO, [*OFF_ZERO][-1])}
+"""The form of a guard that tells whether it matters which number it puts there."""
+
 WHICH_NUMBER = "another finite number gives another loss"
+OTHER_LIMIT = "its value is not the one that the line comes to near there"
 
 
-def next_form(held: tuple[Atom, ...], place: Localization | None) -> tuple[Atom, ...] | None:
+def next_form(
+    held: tuple[Atom, ...], place: Localization | None, message: str = ""
+) -> tuple[Atom, ...] | None:
     """Return the forms with that of the line where the step fails under them, or of a line that was
     only guarded with its form in log space: the derivative of a logarithm next to 0 has no guard.
-    One behind others that has none in log space is guarded. None where there is no other, or they
-    are many.
+    One behind others that has none in log space is guarded. Guards whose value is not the limit
+    (``message``) come near to it. None where there is no other, or they are many.
     """
+    if message == OTHER_LIMIT:
+        off_zero, _ = OFF_ZERO
+        near = tuple(replace(a, value=off_zero) if a.remedy == "form" else a for a in held)
+        return near if near != held else None
     event = place.first_bad if place is not None else None
     if event is None or event.source is None or len(held) >= _MOST_LINES:
         return None
@@ -119,10 +141,67 @@ def moves_loss(
     known = [own.loss, exact.loss_in_float64 if true.failed else true.loss]
     if any(loss_gap(run.loss, loss) > _NEAR for loss in known if loss and math.isfinite(loss)):
         return True
-    other = {guard: FAR if form_of(guard)[0] == KEPT else OTHERWISE for guard in guards}
+    if misses_limit(failing, exact, guards):
+        return True
+    other = {guard: _OTHER.get(form_of(guard)[0], OTHERWISE) for guard in guards}
     others = tuple(replace(a, value=other[a]) if a in other else a for a in atoms)
     under = partial(applied, failing.step.view, others)
     return not agree(run, exact.attempt(failing.micro, under=under))
+
+
+def objection(failing: FailingStep, exact: ExactRuns, atoms: tuple[Atom, ...], run: Attempt) -> str:
+    """Return what speaks against a form under which the failing micro-batch ends as ``run``,
+    whatever its rows say: "" for nothing.
+    """
+    if not is_any_number(failing, exact, atoms, run):
+        return WHICH_NUMBER
+    guards = tuple(atom for atom in atoms if atom.remedy == "form")
+    if not guards or run.failed or run.loss is None:
+        return ""
+    return OTHER_LIMIT if misses_limit(failing, exact, guards) == "limit" else ""
+
+
+def misses_limit(
+    failing: FailingStep, exact: ExactRuns, guards: tuple[Atom, ...]
+) -> Literal["", "limit", "data"]:
+    """Return whether the loss goes to another number than it has under guards as what is 0 where
+    their lines have no value comes near to 0 ("limit"), or to none, though it is of data alone
+    ("data"). All in float64: the logarithm of its smallest number is another one.
+    """
+    if any(form_of(guard)[0] == KEPT for guard in guards) or not exact.may_widen():
+        return ""
+    with zeros_noted(guards) as by_file:
+        exact.attempt(failing.micro, under=nullcontext)
+    noted = {file: zeros for file, zeros in by_file.items() if zeros.found}
+    if not noted:
+        return ""
+
+    def near(by: float) -> float | None:
+        @contextmanager
+        def under() -> Iterator[None]:
+            moved = zeros_moved(noted, by) if by else nullcontext()
+            with applied(failing.step.view, guards), moved:
+                yield
+
+        return exact.under(failing.micro, under).loss
+
+    found = [near(by) for by in (0.0, *_OFF_ZERO)]
+    known = [one for one in found if one is not None and math.isfinite(one)]
+    if len(known) < len(found) or loss_gap(known[0], known[-1]) <= _NEAR:
+        return ""
+    if _has_limit(*known[1:], off=abs(known[-1] - known[0])):
+        return "limit"
+    return "data" if all(zeros.of_data for zeros in noted.values()) else ""
+
+
+def _has_limit(first: float, second: float, third: float, *, off: float) -> bool:
+    """Return whether numbers come to a limit that is ``off`` from another one, by steps that get
+    shorter: those of a logarithm are alike.
+    """
+    size = max(abs(third), _NEAR)
+    last = abs(third - second)
+    is_shorter = last <= 0.5 * abs(second - first) + SAME * SAME * size
+    return is_shorter and last <= _CONVERGED * min(off, size)
 
 
 def is_any_number(
@@ -211,15 +290,20 @@ def windows_before(failing: FailingStep) -> Iterator[FailingStep]:
 
 
 def typed_forms(
-    failing: FailingStep, exact: ExactRuns, codes: Iterable[FormCode]
+    failing: FailingStep,
+    exact: ExactRuns,
+    codes: Iterable[FormCode],
+    cure: tuple[Atom, ...] = (),
 ) -> tuple[Atom, ...] | None:
     """Return the forms, those of the cure first, whose code passes the failing micro-batch with the
-    loss and gradients that they have there, of an update that moves weights as they do; empty where
-    none does, None where none could be run.
+    loss and gradients that they have there, or for a guard in the place of log space that the
+    ``cure`` has; of an update that moves weights as they do; empty where none does, None where none
+    could be run.
     """
     view, found = failing.step.view, None
     for code in codes:
-        forms = partial(applied, view, (*code.atoms, *code.rest))
+        atoms = cure if _stands_in(code, cure) else (*code.atoms, *code.rest)
+        forms = partial(applied, view, atoms)
         seen: list[Typed] = []
         as_typed = partial(_as_typed, view, code, seen)
         if failing.update:
@@ -233,6 +317,12 @@ def typed_forms(
             return code.atoms
         found = ()
     return found
+
+
+def _stands_in(code: FormCode, cure: tuple[Atom, ...]) -> bool:
+    """Return whether a guard is typed where the cure computes in log space: there is a value."""
+    in_log_space = {atom.target for atom in cure if atom.remedy == "stable_form"}
+    return any(atom.remedy == "form" and atom.target in in_log_space for atom in code.atoms)
 
 
 @contextmanager

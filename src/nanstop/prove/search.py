@@ -73,10 +73,10 @@ class _Cure:
             return "plausible"
         return "isolated" if self.isolates else "proven"
 
-    def order(self) -> tuple[bool, int, bool, bool, int, int, bool, float]:
+    def order(self) -> tuple[bool, int, bool, bool, int, int, bool, bool, float]:
         """What holds and may be applied first, then proven before what isolates, safe before what
         changes training, agreeing before bent, small, another kernel in the same format before a
-        wider one, a line before a module, near float32.
+        wider one, a line before a module, of one kind before of two, near float32.
         """
         return (
             not (self.holds and self.permitted),
@@ -86,6 +86,7 @@ class _Cure:
             len(self.atoms),
             kernel_place(self.atoms),
             not are_forms(self.atoms),
+            _is_mixed(self.atoms),
             self.distance,
         )
 
@@ -123,7 +124,8 @@ def prove(  # noqa: PLR0913 - called once, by name
         holding = [frozenset(cure.atoms) for cure in cures.values() if cure.holds]
         if any(atoms < frozenset(candidate) for atoms in holding):
             continue  # its smallest part that passes is known
-        grow = extend if not holding else lambda _: None
+        is_settled = any(cure.holds and not _is_mixed(cure.atoms) for cure in cures.values())
+        grow = (lambda _: None) if is_settled else extend
         try:
             found = _cure(bench, candidate, grow, confirm)
         except SpentError:
@@ -141,6 +143,11 @@ def prove(  # noqa: PLR0913 - called once, by name
     if ranked:
         ranked[0] = _alternated(bench, ranked[0])
     return _proof(bench, ranked, untried)
+
+
+def _is_mixed(atoms: Atoms) -> bool:
+    """Return whether lines are written in forms of several kinds: one kind may do for all."""
+    return are_forms(atoms) and len({atom.remedy for atom in atoms}) > 1
 
 
 def _cure(

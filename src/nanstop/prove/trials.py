@@ -25,12 +25,11 @@ from nanstop.prove.bad_samples import (
 from nanstop.prove.exact import ExactRuns
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.form_evidence import (
-    WHICH_NUMBER,
     bends,
-    is_any_number,
     is_better_computed,
     moves_loss,
     next_form,
+    objection,
     typed_forms,
     unchanged_elsewhere,
     values_unchanged,
@@ -213,8 +212,9 @@ class Trials:
             run = self._exact.attempt(micro, under=under)
         else:
             run = self._failing.attempt(micro, batch=batch, under=under)
-        if not anew and not is_any_number(self._failing, self._exact, atoms, run):
-            return Trial(atoms=atoms, outcome="not_applicable", micro=micro, message=WHICH_NUMBER)
+        against = "" if anew else objection(self._failing, self._exact, atoms, run)
+        if against:
+            return Trial(atoms=atoms, outcome="not_applicable", micro=micro, message=against)
         key = self._key_of(atoms, micro, run, anew=anew) if run.failed else None
         judged = not (run.failed or anew)
         gaps = (self._exact.gaps(micro, run, under) if judged else None) or (None, None, None)
@@ -242,7 +242,7 @@ class Trials:
         """
         held = trial.atoms
         if are_forms(held):
-            return next_form(held, self._places.get(frozenset(held)))
+            return next_form(held, self._places.get(frozenset(held)), trial.message)
         if FORMATS_CLASH.search(trial.message) and not _has(held, "outer_autocast"):
             return (*held, Atom(remedy="outer_autocast", value=self._failing.half_format))
         islands = [atom for atom in held if atom.remedy == "island"]
@@ -276,9 +276,9 @@ class Trials:
             message=f"micro-batch {failed[0]} fails without it" if failed else "",
         )
 
-    def typed(self, codes: Iterable[FormCode]) -> tuple[Atom, ...] | None:
+    def typed(self, codes: Iterable[FormCode], cure: tuple[Atom, ...]) -> tuple[Atom, ...] | None:
         """Return the forms of a cure that can be typed: see ``typed_forms``."""
-        return typed_forms(self._failing, self._exact, codes)
+        return typed_forms(self._failing, self._exact, codes, cure)
 
     @cached_property
     def _others(self) -> tuple[int, ...]:

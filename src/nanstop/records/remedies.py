@@ -164,6 +164,10 @@ does not tell these apart."""
 OTHERWISE = "otherwise"
 """A guarded form that makes another number of what no weight has a part in and has no value: a cure
 under which that matters makes up what a model learns from."""
+OFF_ZERO = {"off_zero": 1e-6, "farther_off_zero": 1e-5}
+"""A guarded form that computes what has no value of a number a little off 0, wherever that is read:
+near to the limit there. The second tells whether it has one; the cure is the first.
+"""
 BY_NUMBER = "by_number"
 """A guarded form of a quotient whose divisor is a number of Python's, or one of NumPy's."""
 BY_ARRAY = "by_array"

@@ -110,7 +110,8 @@ class _Work:
             known = self.edits.setdefault(file, [])
             known += apart(taken[1], known)
             return
-        self.words.append(said(atom, self.report) if tried != () else untyped(atom))
+        is_known = tried != () or atom.remedy == "stable_form"
+        self.words.append(said(atom, self.report) if is_known else untyped(atom))
 
     def argument(self, atom: Atom) -> None:
         settings = settings_of(atom, self.facts)

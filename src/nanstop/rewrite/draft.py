@@ -154,7 +154,7 @@ class Draft:
         first, last = self.source.span(found.args[place])
         before, after = self.source.text[start:first], self.source.text[last:end]
         if before.count("(") > before.count(")") and before.endswith("(") and after.startswith(")"):
-            lone = not isinstance(found.node, ast.Call) or found.is_method
+            lone = not isinstance(found.node, ast.Call) or (found.is_method and not place)
             if lone:
                 before, after = before[:-1], after[1:]
         return f"{before}{text}{after}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Collection, Mapping
+import operator
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from nanstop.rewrite.source import Source
 
@@ -185,6 +187,46 @@ def number_of(node: ast.AST | None) -> float | None:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return sign * float(node.value)  # pyright: ignore[reportArgumentType]
     return None
+
+
+def constant_of(source: Source, node: ast.AST) -> float | None:
+    """Return the number that a node comes to by Python's arithmetic of numbers that it spells
+    (``math.sqrt(2 * math.pi)``); None where that is no number.
+    """
+    spelled = number_of(node)
+    if spelled is not None:
+        return spelled
+    if isinstance(node, ast.Attribute | ast.Name):
+        return _NUMBERS.get(source.qualified(node))
+    function, given = None, list[ast.expr]()
+    if isinstance(node, ast.BinOp):
+        function, given = _ARITHMETIC.get(type(node.op)), [node.left, node.right]
+    elif isinstance(node, ast.Call) and not node.keywords:
+        function, given = _OF_NUMBERS.get(source.qualified(node.func)), node.args
+    values = [constant_of(source, one) for one in given]
+    known = [value for value in values if value is not None]
+    if function is None or len(known) < len(values):
+        return None
+    try:
+        return float(function(*known))
+    except (ArithmeticError, TypeError, ValueError):
+        return None
+
+
+_NUMBERS: Mapping[str, float] = {"math.pi": math.pi, "torch.pi": math.pi, "numpy.pi": math.pi}
+_ARITHMETIC: Mapping[type[ast.operator], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}
+_OF_NUMBERS: Mapping[str, Callable[..., Any]] = {
+    "math.sqrt": math.sqrt,
+    "math.log": math.log,
+    "math.exp": math.exp,
+    "numpy.sqrt": math.sqrt,
+}
 
 
 def is_one(node: ast.AST | None) -> bool:

@@ -32,7 +32,15 @@ GUARDED = {
         lambda v, b: ((v * b["z"]).sum(-1) * b["z"].abs().sum(-1).reciprocal()).mean(),
         zero,
     ),
-    "logarithm": (lambda v, b: (b["z"].abs().sum(-1) * v.exp().sum(-1)).log().mean(), zero),
+    "logarithm": (lambda v, b: (v * b["z"]).abs().sum(-1).log().mean(), zero),
+    "logarithm times 0": (
+        lambda v, b: (b["z"] * (b["z"].abs() / v.exp()).log()).sum(-1).mean(),
+        zero,
+    ),
+    "sine over its angle, times 0": (
+        lambda v, b: (v * b["z"].sin() * b["z"].sin() / b["z"]).sum(),
+        zero,
+    ),
     "where": (lambda v, b: torch.where(b["z"] > 0, (b["z"].abs() * v.exp()).sqrt(), 0).sum(), zero),
     "where quotient": (lambda v, b: torch.where(b["z"] != 0, v / b["z"], 0.0).mean(), zero),
     "arc cosine": (lambda v, b: torch.acos(torch.tanh(v * b["s"])).mean(), large),

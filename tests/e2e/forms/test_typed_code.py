@@ -88,3 +88,20 @@ def test_code_is_not_shown_that_does_less_than_the_form():
     assert incident.proof.verdict == "proven"
     assert incident.proof.typed == ()
     assert "in code" not in text
+
+
+def of_both_sides(p, t):
+    return -(t * torch.log(p) + (1 - t) * torch.log(1 - p)).mean()
+
+
+def test_a_guard_is_not_typed_for_log_space_where_its_loss_is_another():
+    """The sigmoid is in another function than the logarithm; its clamp ends at -87."""
+
+    def far(given):
+        given["s"][1] = 3000.0
+
+    incident, text = shown(lambda v, b: of_both_sides((v * b["s"]).sigmoid(), b["t"]), far)
+    (atom,) = incident.proof.minimal
+    assert (incident.proof.verdict, atom.remedy) == ("proven", "stable_form")
+    assert incident.proof.typed == ()
+    assert "clamp(" not in text.partition("in code")[2]

@@ -1,8 +1,11 @@
 """What a form is proven by: other rows, the step before, float64, each line alone."""
 
+import math
+
+import pytest
 import torch
 
-from e2e.forms.spoiled_step import WIDTH, investigated, zero
+from e2e.forms.spoiled_step import WIDTH, investigated, shown, zero
 from nanstop.report.text.terminal import render
 
 
@@ -17,6 +20,23 @@ def test_forms_of_two_lines_are_found_one_after_the_other():
     atoms = incident.proof.minimal
     assert (incident.proof.verdict, {atom.remedy for atom in atoms}) == ("proven", {"form"})
     assert len({atom.target for atom in atoms}) == 2
+
+
+def of_a_harmonic_mean(v, b):
+    p, target = v.sigmoid(), b["m"].float()
+    precision = (p * target).sum(0) / p.sum(0)
+    recall = (p * target).sum(0) / target.sum(0)
+    return 1 - (2 * precision * recall / (precision + recall)).mean()
+
+
+def test_forms_of_one_kind_come_before_forms_of_two():
+    def of_no_class(given):
+        given["m"][:, 0] = False
+
+    watch, _ = investigated(of_a_harmonic_mean, of_no_class)
+    (incident,) = watch.incidents
+    assert {atom.remedy for atom in incident.proof.minimal} == {"form"}
+    assert incident.proof.typed == incident.proof.minimal
 
 
 def of_cancelled_squares(v, b):
@@ -76,3 +96,66 @@ def test_a_temperature_of_0_proves_no_form():
     watch, _ = investigated(lambda v, _: (v / tau[0]).softmax(-1)[:, 0].mean(), cold)
     assert watch.incidents
     assert all(incident.proof is None for incident in watch.incidents)
+
+
+def of_a_scale(v, b):
+    scale = (v * 0.0).sum(-1) + b["z"].abs().sum(-1)
+    z = b["u"].sum(-1) / scale
+    return (scale * z * torch.erf(z) + v.square().mean(-1)).mean()
+
+
+def of_sines(v, b):
+    angle = b["z"].square().sum(-1, keepdim=True)
+    share = torch.sin(math.pi * angle) / (math.pi * angle)
+    return (v * share).square().mean()
+
+
+def of_ratios(v, b):
+    return (b["z"].abs().sum(-1) / v.exp().sum(-1)).log().square().mean()
+
+
+def test_a_logarithm_of_a_ratio_with_0_in_the_data_proves_no_guard():
+    watch, _ = investigated(of_ratios, zero)
+    (incident,) = watch.incidents
+    assert incident.proof is not None
+    assert incident.proof.verdict != "proven"
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"), [(of_a_scale, "scale"), (of_sines, "angle")], ids=["scale", "sines"]
+)
+def test_a_value_that_has_a_limit_is_computed_next_to_it(loss, name):
+    """0 times what is infinite, and 0 / 0: what is put there is not 0."""
+    incident, text = shown(loss, zero)
+    (atom,) = incident.proof.minimal
+    assert (atom.remedy, atom.value) == ("form", "off_zero")
+    assert incident.proof.verdict == "proven"
+    assert incident.proof.typed == (atom,)
+    assert f"{name}_off_zero = {name}.masked_fill({name} == 0, 1e-6)" in text
+
+
+def of_one_logarithm(v, b):
+    share = torch.where(b["m"], v.exp(), (v - 9.0).relu())
+    return -share.log().mean() + 20.0
+
+
+def test_a_logarithm_of_few_numbers_that_the_model_makes_0_has_its_guard():
+    def of_one(given):
+        given["m"][1, 0] = False
+
+    watch, _ = investigated(of_one_logarithm, of_one)
+    (incident,) = watch.incidents
+    assert incident.proof.minimal[0].value == "guarded"
+
+
+def of_a_signal(v, b):
+    share = (v * b["z"]).sum(-1, keepdim=True) / b["z"].square().sum(-1, keepdim=True)
+    part = (share * b["z"]).square().sum(-1)
+    return -torch.log10(part / (v - share * b["z"]).square().sum(-1)).mean()
+
+
+def test_a_guard_behind_another_has_the_value_that_its_format_has():
+    watch, _ = investigated(of_a_signal, zero)
+    (incident,) = watch.incidents
+    assert incident.proof.verdict == "proven"
+    assert [atom.value for atom in incident.proof.minimal] == ["guarded", "guarded:log10"]

@@ -244,3 +244,10 @@ def test_a_function_that_the_line_calls_has_lines_of_its_own():
     plain = noise(u)
     guarded, _ = guard(lambda x: noise(x) * 1.0, u)
     assert torch.equal(guarded, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_a_sum_that_leaves_its_format_is_bounded_in_every_format(dtype):
+    far = torch.tensor([torch.finfo(dtype).max], dtype=dtype)
+    total, _ = guard(lambda x: x + x, far)
+    assert torch.equal(total, far)

@@ -329,8 +329,8 @@ def _sum_of_masks(call: Call) -> Tensor | None:
     left = torch.isinf(result)
     for operand in operands:
         left = left & torch.isfinite(operand)
-    bound = torch.where(result > 0, ends.max, ends.min).to(result.dtype)
-    return torch.where(left, bound, result)
+    bounded = result.nan_to_num(posinf=ends.max, neginf=ends.min)
+    return torch.where(left, bounded, result)
 
 
 _GUARDS: Mapping[str, Callable[[Call], Any]] = {

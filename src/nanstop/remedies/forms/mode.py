@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 from nanstop.errors import NanstopError
+from nanstop.own_code import is_own, lies_in
 from nanstop.records import Atom
 from nanstop.records.remedies import (
     EVERY,
@@ -17,6 +19,7 @@ from nanstop.records.remedies import (
     INNERMOST,
     KEPT,
     MASKED,
+    OFF_ZERO,
     OTHERWISE,
     UNEVEN,
     form_of,
@@ -25,6 +28,7 @@ from nanstop.remedies.forms import guarded, held, unwritten, wide
 from nanstop.remedies.forms.calls import Call, line_in
 from nanstop.remedies.forms.comparison import Comparison
 from nanstop.remedies.forms.held import Form
+from nanstop.remedies.forms.limits import OffZero, Zeros
 from nanstop.remedies.forms.log_space import LogSpace
 from nanstop.replay.conditions import eager
 from nanstop.replay.function_modes import OwnMode, in_engine, on_stack
@@ -87,9 +91,16 @@ def form(_view: ModelView, atom: Atom) -> Iterator[None]:
     gives a value to what had none. Costs a call of Python for each of torch's functions. Raises
     NanstopError for a form that there is not, and for a target that is no line.
     """
-    file, line = _line_of(atom)
-    with answered(_at(file, line, _FORMS[form_of(atom)[0]]())):
+    file, line = _line_of(atom, (*_FORMS, *OFF_ZERO))
+    by, _ = form_of(atom)
+    known = _at(file, line, _FORMS[by]()) if by in _FORMS else _off_zero(file, line, OFF_ZERO[by])
+    with answered(known):
         yield
+
+
+def _off_zero(file: str, line: int, by: float) -> Callable[[Call], Any]:
+    moved = OffZero(by)
+    return lambda call: moved.answer(call, _line_alone(file, call), line)
 
 
 @contextmanager
@@ -118,10 +129,66 @@ def compared(atom: Atom) -> Iterator[Comparison]:
 
     Raises what ``form`` does.
     """
-    file, line = _line_of(atom)
+    file, line = _line_of(atom, (*_FORMS, *OFF_ZERO))
     found = Comparison()
     with answered(_at(file, line, partial(_in_both, found))):
         yield found
+
+
+@contextmanager
+def zeros_noted(atoms: Iterable[Atom]) -> Iterator[Mapping[str, Zeros]]:
+    """Note what is 0 inside where the lines have no value, by file. Raises what ``form`` does."""
+    lines: dict[str, set[int]] = {}
+    for file, line in (_line_of(atom, (*_FORMS, *OFF_ZERO)) for atom in atoms):
+        lines.setdefault(file, set()).add(line)
+    found = {file: Zeros() for file in lines}
+    with ExitStack() as scope:
+        for file, zeros in found.items():
+            noting = partial(_noted, zeros, file, lines[file])
+            scope.enter_context(answered(noting))
+        yield found
+
+
+def _noted(zeros: Zeros, file: str, lines: set[int], call: Call) -> Any:
+    return zeros.look(call, _line_alone(file, call), lines)
+
+
+@contextmanager
+def zeros_moved(noted: Mapping[str, Zeros], by: float) -> Iterator[None]:
+    """Have ``by`` inside in place of what was noted to be 0, wherever its file reads it."""
+    with ExitStack() as scope:
+        for file, zeros in noted.items():
+            moving = partial(_moved, Zeros(), file, frozenset(zeros.found), by)
+            scope.enter_context(answered(moving))
+        yield
+
+
+def _moved(zeros: Zeros, file: str, numbers: frozenset[int], by: float, call: Call) -> Any:
+    return zeros.moved(call, _line_alone(file, call), numbers, by)
+
+
+def _line_alone(file: str, call: Call) -> int | None:
+    """Return the line of a file that makes a call itself, or by a function of torch; None for what
+    nanstop computes beneath one, which no two runs have alike.
+
+    What lies between is modes that hand it on: each was given the same function.
+    """
+    frame, asked, is_handed_on = sys._getframe(1), OwnMode.__torch_function__.__code__, True
+    name = getattr(call.function, "__name__", "")
+    while frame.f_back is not None:
+        code, place = frame.f_code, frame.f_code.co_filename
+        if place == file:
+            return frame.f_lineno if is_handed_on else None
+        if code is asked:
+            is_handed_on = getattr(frame.f_locals["func"], "__name__", "") == name
+            if not is_handed_on:
+                return None
+        elif is_own(place):
+            is_handed_on = False
+        elif not lies_in(place, "torch"):
+            return None
+        frame = frame.f_back
+    return frame.f_lineno if frame.f_code.co_filename == file and is_handed_on else None
 
 
 def _in_both(found: Comparison, call: Call, at_line: Callable[[], bool]) -> Any:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ast
 import builtins
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import takewhile
 from types import FrameType
@@ -23,13 +24,14 @@ from nanstop.remedies.forms.calls import Call, frame_in
 from nanstop.remedies.forms.mode import answered
 from nanstop.replay.path import no_choices
 from nanstop.rewrite.files import FileChange
-from nanstop.rewrite.operations import Operation, number_of
+from nanstop.rewrite.operations import Operation, constant_of
 from nanstop.rewrite.replaced import Replaced, copied, operations_in_order, replaced
 from nanstop.rewrite.source import COMPREHENSIONS, SCOPES, UNSURE, Source, Span, span_at, span_of
 from nanstop.tracebacks import place_of
 
 _OF_PYTHON = frozenset({"max", "min", "len", "float", "int", "abs", "tuple"})
 _OF_PYTHON |= {"sum", "zip", "range", "enumerate", "list"}
+_PACKAGES: Mapping[str, Any] = {"torch": torch, "math": math}
 _INNER = (ast.Lambda, *COMPREHENSIONS)
 
 
@@ -145,7 +147,9 @@ class Typed:
         if one.name not in ("add", "mul") or len(given) != 2 or isinstance(given[1], Tensor):
             return False
         right = self.given(scope, one.args[1])
-        return number_of(one.args[0]) is not None or (right is not None and right[0] is given[0])
+        return constant_of(self._old, one.args[0]) is not None or (
+            right is not None and right[0] is given[0]
+        )
 
     def _note_others(self, frame: FrameType, call: Call) -> None:
         """Note what is read by an index or by a method that no rewriting knows."""
@@ -181,13 +185,13 @@ class Typed:
         return (self._given[key],) if key in self._given else None
 
     def _value(self, name: str) -> Any:
-        """Return what a name is that no operation was given: torch's, or one of Python's."""
+        """Return what a name is that no operation was given: torch's, math's, one of Python's."""
         if name in _OF_PYTHON:
             return getattr(builtins, name)
         package, *rest = self._old.imported.get(name, "").split(".")
-        if package != "torch":
+        if package not in _PACKAGES:
             raise _UnknownError
-        found: Any = torch
+        found: Any = _PACKAGES[package]
         for part in rest:
             found = getattr(found, part)
         return found

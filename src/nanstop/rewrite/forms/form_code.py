@@ -17,12 +17,14 @@ from nanstop.records.remedies import (
     INNERMOST,
     KEPT,
     MASKED,
+    OFF_ZERO,
     form_of,
 )
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.forms.guarded import rewrite_guarded, rewrite_held
 from nanstop.rewrite.forms.log_space import rewrite_in_log_space
+from nanstop.rewrite.forms.off_zero import rewrite_off_zero
 from nanstop.rewrite.forms.unwritten import rewrite_unwritten
 from nanstop.rewrite.operations import Operation, infinity_of, number_of, operation
 from nanstop.rewrite.source import Edit, Source, apart, edited, expressions_of, source_of
@@ -31,6 +33,9 @@ _MOST_CODES = 5
 """Ways to type one cure that are tried."""
 _OF_TWO = frozenset({"matmul", "mm", "bmm", "dot", "mv"})
 """Products, each of which torch may compute by another; their operands have to be of one format."""
+
+_ALONE = (KEPT, *OFF_ZERO)
+"""Guarded forms that are typed in one way only."""
 
 _QUESTIONS = ("isnan", "isinf", "isfinite")
 
@@ -86,7 +91,7 @@ def forms_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
     stable form is made of may come from another function.
     """
     sets = [one.atoms for one in proof.alternatives] if proof is not None else []
-    sets = [] if form_of(atom)[0] == KEPT else sets  # others give the loss another value
+    sets = [] if form_of(atom)[0] in _ALONE else sets  # others give the loss another value
     alone = (one[0] for one in sets if len(one) == 1)
     return (atom, *(one for one in alone if _is_form(one) and one.target == atom.target))
 
@@ -96,7 +101,7 @@ def ways_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
     operation of the line where one is known to fail, of one within another, or element by element.
     """
     forms = forms_at(proof, atom)
-    guards = [one for one in forms if one.remedy == "form" and form_of(one)[0] != KEPT]
+    guards = [one for one in forms if one.remedy == "form" and form_of(one)[0] not in _ALONE]
     whole = (replace(one, value=GUARDED) for one in guards if form_of(one)[1])
     inner = (replace(one, value=INNERMOST) for one in guards)
     masked = (replace(one, value=MASKED) for one in guards)
@@ -167,6 +172,8 @@ def _rewritten(draft: Draft, atom: Atom, op: str) -> bool:
         return _in_float32(draft, op)
     if atom.remedy == "stable_form":
         return rewrite_in_log_space(draft)
+    if form_of(atom)[0] in OFF_ZERO:
+        return rewrite_off_zero(draft, op)
     return rewrite_guarded(draft, op)
 
 

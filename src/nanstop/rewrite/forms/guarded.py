@@ -204,8 +204,21 @@ def _log_of_more(draft: Draft, found: Operation) -> str:
 
 def _edged(draft: Draft, found: Operation) -> str:
     edge = _SPACING.get(draft.dtype, "1.2e-7")
-    operand = draft.source.operand(found.operand)
+    operand = draft.source.operand(_unclamped(found.operand))
     return draft.with_operand(found, 0, f"{operand}.clamp(-1 + {edge}, 1 - {edge})")
+
+
+def _unclamped(node: ast.expr) -> ast.expr:
+    """Return what a method keeps between -1 and 1, or numbers farther apart; else the node."""
+    func = node.func if isinstance(node, ast.Call) else None
+    if not isinstance(node, ast.Call) or not isinstance(func, ast.Attribute):
+        return node
+    named = {one.arg: one.value for one in node.keywords}
+    ends = [number_of(one) for one in (*node.args, *map(named.get, ("min", "max")))]
+    low, high = (*(end for end in ends if end is not None), None, None)[:2]
+    is_wide = low is not None and high is not None and low <= -1.0 and high >= 1.0
+    is_one = func.attr in ("clamp", "clip") and len(node.args) + len(node.keywords) == 2
+    return func.value if is_wide and is_one else node
 
 
 def _divided(draft: Draft, found: Operation) -> str | None:
@@ -255,7 +268,9 @@ def _normalized(draft: Draft, found: Operation) -> str | None:
     if norm is None or norm.name != "norm" or draft.dtype in ("float16", "bfloat16"):
         return None
     keeps, dim = norm.keywords.get("keepdim"), norm.keywords.get("dim")
-    plain = len(norm.args) == 1 and set(norm.keywords) == {"dim", "keepdim"}
+    power = norm.argument(1, "p")
+    plain = len(norm.args) <= 2 and set(norm.keywords) - {"p"} == {"dim", "keepdim"}
+    plain = plain and (power is None or number_of(power) == 2.0)
     if not plain or not isinstance(keeps, ast.Constant) or keeps.value is not True or dim is None:
         return None
     if not same(norm.operand, value) or not is_cheap(value):
@@ -285,8 +300,7 @@ def _angle(draft: Draft, found: Operation) -> str | None:
     above, below = draft.twice(found.args[0], "above"), draft.twice(found.args[1], "below")
     above, below = (one if one.isidentifier() else f"({one})" for one in (above, below))
     both = f"({above} == 0) & ({below} == 0)"
-    ends = "()" if found.is_method else ("", "")
-    return draft.with_operand(found, 1, f"{ends[0]}{below}.masked_fill({both}, 1){ends[1]}")
+    return draft.with_operand(found, 1, f"{below}.masked_fill({both}, 1)")
 
 
 def _mean(draft: Draft, found: Operation) -> str | None:

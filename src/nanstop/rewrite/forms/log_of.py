@@ -18,7 +18,7 @@ from nanstop.rewrite.forms.logarithms import (
     log_i0,
     log_tail,
 )
-from nanstop.rewrite.operations import CHEAP, Operation, number_of
+from nanstop.rewrite.operations import CHEAP, Operation, constant_of, number_of, same
 from nanstop.rewrite.source import is_closed, parsed
 
 _VANISHES = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
@@ -127,25 +127,50 @@ def _log_product(draft: Draft, found: Operation) -> str | None:
 
 def _log_of_both(sign: str) -> Callable[[Draft, Operation], str | None]:
     def made(draft: Draft, found: Operation) -> str | None:
-        parts = [_log_of_positive(draft, one) for one in found.args]
-        numbers = [number_of(one) for one in found.args]
-        if len(parts) == 2 and parts.count(None) == 1 and numbers == [None, None]:
+        numbers = [constant_of(draft.source, one) for one in found.args]
+        if len(numbers) != 2 or found.keywords or None not in numbers:
+            return None
+        if any(number is not None and number <= 0 for number in numbers):
+            return None
+        parts = [
+            log_of(draft, one) if number is None else _log_of_number(number)
+            for one, number in zip(found.args, numbers, strict=True)
+        ]
+        if parts.count(None) == 1 and numbers == [None, None]:
             place = parts.index(None)  # of what is negative it is NaN, and not shown
             parts[place] = f"{draft.torch('log')}({draft.text(found.args[place])})"
-        if len(parts) != 2 or parts[0] is None or parts[1] is None or found.keywords:
-            return None
-        if all(number_of(one) is not None for one in found.args):
-            return None
-        return f"{parts[0]} {sign} {closed(parts[1]) if sign == '-' else parts[1]}"
+        first, second = parts
+        return None if first is None or second is None else _joined(first, sign, second)
 
     return made
 
 
-def _log_of_positive(draft: Draft, node: ast.expr) -> str | None:
-    number = number_of(node)
-    if number is None:
-        return log_of(draft, node)
-    return repr(math.log(number)) if number > 0 else None
+def _log_of_number(number: float) -> str:
+    return repr(math.log(number)) if number != 1.0 else ""
+
+
+def _joined(first: str, sign: str, second: str) -> str:
+    """Return a sum or difference of two texts, of which "" is 0."""
+    if not second:
+        return first
+    if not first:
+        return second if sign == "+" else f"-{closed(second)}"
+    if number_of(parsed(second)) is None:
+        return f"{first} {sign} {closed(second) if sign == '-' else second}"
+    is_taken = (sign == "-") != second.startswith("-")
+    return f"{first} {'-' if is_taken else '+'} {second.removeprefix('-')}"
+
+
+def _log_quotient(draft: Draft, found: Operation) -> str | None:
+    """Log of ``1 / (1 + exp(x))``, and of any other quotient."""
+    below = draft.operation(found.args[1]) if len(found.args) == 2 else None
+    power = one_plus_exp(draft, below) if below is not None else None
+    if power is None or number_of(found.operand) != 1.0 or found.keywords:
+        return _log_of_both("-")(draft, found)
+    inner = draft.operation(power)
+    is_turned = inner is not None and inner.name == "neg"
+    text = draft.text(inner.operand) if inner and is_turned else f"-{draft.closed(power)}"
+    return f"{draft.functional('logsigmoid')}({text})"
 
 
 def _log_power(draft: Draft, found: Operation) -> str | None:
@@ -183,8 +208,11 @@ def _log_added(draft: Draft, found: Operation) -> str | None:
 def _log_taken_away(draft: Draft, found: Operation) -> str | None:
     """Log of ``1 - sigmoid(x)``, of ``1 - exp(x)``, and of ``1 - tanh(x) ** 2``."""
     inner = draft.operation(found.args[1])
-    if number_of(found.operand) != 1.0 or inner is None:
+    if number_of(found.operand) != 1.0:
         return None
+    others = _log_of_others(draft, found.args[1])
+    if others is not None or inner is None:
+        return others
     root = _root_of(draft, inner)
     if root is not None and root.name == "tanh":
         x = draft.again(root.operand, "squashed")
@@ -195,6 +223,27 @@ def _log_taken_away(draft: Draft, found: Operation) -> str | None:
     if inner.name == "sigmoid":
         return f"{draft.functional('logsigmoid')}(-{draft.closed(inner.operand)})"
     return log_of_rest(draft, inner.operand) if inner.name == "exp" else None
+
+
+def _log_of_others(draft: Draft, node: ast.expr) -> str | None:
+    """Log of 1 less the gathered elements of a softmax: the share of all others. 1 - p has no
+    digits left where p is nearly 1.
+    """
+    meant = draft.meant(node)
+    func = meant.func if isinstance(meant, ast.Call) else None
+    if isinstance(meant, ast.expr) and isinstance(func, ast.Attribute) and func.attr in CHEAP:
+        return _after(draft, meant, func.value, _log_of_others(draft, func.value))
+    found = draft.operation(meant)
+    chosen = draft.operation(found.operand) if found is not None else None
+    if found is None or chosen is None or (found.name, chosen.name) != ("gather", "softmax"):
+        return None
+    dim, other = found.argument(1, "dim"), chosen.argument(1, "dim")
+    index = found.argument(2, "index")
+    if dim is None or other is None or index is None or not same(dim, other):
+        return None
+    scores, at = draft.again(chosen.operand, "scores"), draft.text(dim)
+    rest = f'{scores}.scatter({at}, {draft.text(index)}, float("-inf"))'
+    return f"{rest}.logsumexp({at}, True) - {scores}.logsumexp({at}, True)"
 
 
 def _root_of(draft: Draft, found: Operation) -> Operation | None:
@@ -226,7 +275,7 @@ _LOGS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "cumsum": _log_running_sum,
     "prod": _log_product,
     "mul": _log_of_both("+"),
-    "div": _log_of_both("-"),
+    "div": _log_quotient,
     "pow": _log_power,
     "add": _log_added,
     "sub": _log_taken_away,
@@ -255,3 +304,14 @@ def both_exponents(draft: Draft, found: Operation) -> tuple[ast.expr, ast.expr] 
     if first is None or second is None or first.name != "exp" or second.name != "exp":
         return None
     return None if found.keywords else (first.operand, second.operand)
+
+
+def one_plus_exp(draft: Draft, found: Operation) -> ast.expr | None:
+    """Return x of ``1 + exp(x)``; None for what is no such sum."""
+    if found.name != "add":
+        return None
+    for one, other in (found.args, found.args[::-1]):
+        inner = draft.operation(other)
+        if number_of(one) == 1.0 and inner is not None and inner.name == "exp":
+            return inner.operand
+    return None

@@ -10,7 +10,14 @@ import math
 from collections.abc import Callable, Mapping
 
 from nanstop.rewrite.draft import Draft, NotKnownError
-from nanstop.rewrite.forms.log_of import both_exponents, closed, log_of, log_of_rest, rest_of
+from nanstop.rewrite.forms.log_of import (
+    both_exponents,
+    closed,
+    log_of,
+    log_of_rest,
+    one_plus_exp,
+    rest_of,
+)
 from nanstop.rewrite.operations import Operation, number_of, same
 from nanstop.rewrite.source import expressions_of
 
@@ -86,7 +93,7 @@ def _divided(draft: Draft, found: Operation) -> str | None:
     if above is not None and above.name == "mul" and below is not None:
         return _weighted(draft, above, below)
     if number_of(found.operand) == 1.0 and below is not None:
-        power = _one_plus_exp(draft, below)
+        power = one_plus_exp(draft, below)
         under = draft.operation(power) if power is not None else None
         if power is not None and under is not None and under.name == "neg":
             return f"{draft.torch('sigmoid')}({draft.text(under.operand)})"
@@ -109,7 +116,7 @@ def _of_exponentials(draft: Draft, above: Operation, below: Operation) -> str | 
     exponent = above.operand
     if below.name == "exp":
         return f"{draft.torch('exp')}({draft.text(exponent)} - {draft.closed(below.operand)})"
-    power = _one_plus_exp(draft, below)
+    power = one_plus_exp(draft, below)
     if power is not None and same(power, exponent):
         return f"{draft.torch('sigmoid')}({draft.text(exponent)})"
     both = both_exponents(draft, below)
@@ -122,22 +129,12 @@ def _of_exponentials(draft: Draft, above: Operation, below: Operation) -> str | 
     summed, dim = draft.operation(below.operand), below.argument(1, "dim")
     keeps = below.argument(2, "keepdim")
     kept = isinstance(keeps, ast.Constant) and keeps.value is True
-    one_dim = dim is not None and number_of(dim) is not None
+    one_dim = number_of(dim) is not None or isinstance(dim, ast.Name)
     if summed is None or summed.name != "exp" or not (kept and one_dim):
         return None
     if not same(summed.operand, exponent) or dim is None:
         return None
     return f"{draft.torch('softmax')}({draft.text(exponent)}, dim={draft.text(dim)})"
-
-
-def _one_plus_exp(draft: Draft, found: Operation) -> ast.expr | None:
-    if found.name != "add":
-        return None
-    for one, other in (found.args, found.args[::-1]):
-        inner = draft.operation(other)
-        if number_of(one) == 1.0 and inner is not None and inner.name == "exp":
-            return inner.operand
-    return None
 
 
 def _binary_cross_entropy(draft: Draft, found: Operation) -> str | None:

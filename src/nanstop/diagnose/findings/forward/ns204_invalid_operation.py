@@ -63,7 +63,7 @@ from nanstop.diagnose.evidence.candidates import (
     left_out,
     without_rows,
 )
-from nanstop.diagnose.evidence.descent import Operand, zero_divisor
+from nanstop.diagnose.evidence.descent import Operand, kept_from_zero, operand, zero_divisor
 from nanstop.diagnose.evidence.hidden_choices import (
     hidden_advice,
     hidden_cause,
@@ -176,7 +176,22 @@ def _left_out_late(evidence: Evidence, name: str) -> Diagnosis:
 def _usual(evidence: Evidence, event: OpEvent) -> str:
     if _over_the_number_0(event):
         return _KEEP_FROM_0
-    return _NO_CANCELLING if _rounded_out(evidence, event) else hidden_advice(evidence)
+    if _rounded_out(evidence, event):
+        return _NO_CANCELLING
+    return hidden_advice(evidence) or _off_zero(event)
+
+
+def _off_zero(event: OpEvent) -> str:
+    """Return what keeps from 0 what was divided by, or what a function has a pole at."""
+    read = zero_divisor(event)
+    is_nan = any(stats.nan for stats in event.outputs)
+    if read is not None:
+        return kept_from_zero(read, is_nan=is_nan)
+    alone = operand(event, 0) if len(event.inputs) == 1 else None
+    has_pole = alone is not None and alone.stats.zeros == sum(o.num_bad for o in event.outputs)
+    if alone is None or not alone.stats.zeros or not has_pole or alone.is_a("probability"):
+        return ""
+    return kept_from_zero(alone)
 
 
 def _over_the_number_0(event: OpEvent) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nanstop.records import Atom, Diagnosis, Proof
-from nanstop.records.remedies import describe, safety_of
+from nanstop.records.remedies import are_guards, describe, safety_of
 from nanstop.report.text.blocks.block import Block
 from nanstop.report.text.nearness import alternative_in_brackets, exact_fails, proof_in_brackets
 
@@ -29,7 +29,8 @@ def help_blocks(best: Diagnosis, proof: Proof | None) -> tuple[Block, ...]:
     cures = [(describe(proof.minimal), proof_in_brackets(proof))]
     cures += [(f"or {cure}", how) for cure, how in others.items()]
     shown = tuple(Block("help", "help: ", cells, gap="     ") for cells in cures)
-    return shown if proof.verdict != "isolated" else (*shown, *_usual_cure(best))
+    is_made_up = proof.verdict == "plausible" and are_guards(proof.minimal)
+    return (*shown, *_usual_cure(best)) if proof.verdict == "isolated" or is_made_up else shown
 
 
 def _usual_cure(best: Diagnosis) -> tuple[Block, ...]:

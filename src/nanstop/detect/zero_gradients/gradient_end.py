@@ -6,13 +6,13 @@ A hinge that is content, a mask of zeros, labels that are all left out, units th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from nanstop.numerics.nested import leaves
 from nanstop.records import GradientEnd
 from nanstop.replay.conditions import eager
 from nanstop.replay.function_modes import FunctionMode
@@ -51,7 +51,7 @@ class _Followed(FunctionMode):
         self._calls: list[tuple[Any, Line, list[_Arrivals], list[_Arrivals]]] = []
 
     def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
-        given: list[_Arrivals] = [self._arrivals.get(one, []) for one in _trained((args, kwargs))]
+        given: list[_Arrivals] = [self._arrivals.get(one, []) for one in _trained(args, kwargs)]
         result = func(*args, **kwargs)
         made = [self._heard(one) for one in _trained(result) if one.grad_fn is not None]
         if given and made:
@@ -62,7 +62,7 @@ class _Followed(FunctionMode):
         """Return the operation at which gradients end, once a backward is through."""
         for func, line, given, made in reversed(self._calls):
             if _is_sent(made) and not _is_sent(given):
-                return func.__name__.strip("_"), line
+                return getattr(func, "__name__", "").strip("_"), line
         return "", None
 
     def _heard(self, tensor: Tensor) -> _Arrivals:
@@ -76,12 +76,5 @@ def _is_sent(arrivals: list[_Arrivals]) -> bool:
     return any(bool(one) for of_one in arrivals for one in of_one)
 
 
-def _trained(values: Any) -> Iterator[Tensor]:
-    if isinstance(values, Tensor):
-        if values.requires_grad:
-            yield values
-    elif isinstance(values, dict):
-        yield from _trained(list(values.values()))
-    elif isinstance(values, (tuple, list)):
-        for one in values:
-            yield from _trained(one)
+def _trained(*values: Any) -> list[Tensor]:
+    return [one for one in leaves(*values, kind=Tensor) if one.requires_grad]

@@ -349,7 +349,8 @@ finish(net.inner)
     assert b"25 0.0" in watched.out
 
 
-@pytest.mark.parametrize("on_failure", ["repair", pytest.param("skip", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("on_failure", ["repair", "skip"])
 def test_an_infinite_loss_of_finite_gradients_costs_no_update(tmp_path, on_failure):
     """Smoothed labels give entries that are masked by -Inf a share of the loss, and no gradient."""
     (tmp_path / "script.py").write_text(

@@ -85,7 +85,7 @@ def test_healthy_closures_are_bitwise_the_same_under_every_policy(name, folder):
         assert (differences(plain, ended), rows, said) == ([], [], [])
 
 
-@pytest.mark.parametrize("evaluation", [0, 1])
+@pytest.mark.parametrize("evaluation", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_update_that_is_left_out_leaves_weights_and_state_as_before_it(name, evaluation, folder):
     program = Program(name, at=2, evaluation=evaluation)

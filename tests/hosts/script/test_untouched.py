@@ -205,7 +205,13 @@ def manual(network, watch):
     return outcome
 
 
-@pytest.mark.parametrize("network", sorted(MIDDLES))
+@pytest.mark.parametrize(
+    "network",
+    [
+        pytest.param(one, marks=pytest.mark.slow) if one == "statistics" else one
+        for one in sorted(MIDDLES)
+    ],
+)
 def test_the_manual_interface_leaves_what_its_loss_function_touches(network, folder):
     store = Store(folder)
     store.reset()

@@ -290,20 +290,15 @@ def windows_before(failing: FailingStep) -> Iterator[FailingStep]:
 
 
 def typed_forms(
-    failing: FailingStep,
-    exact: ExactRuns,
-    codes: Iterable[FormCode],
-    cure: tuple[Atom, ...] = (),
+    failing: FailingStep, exact: ExactRuns, codes: Iterable[FormCode]
 ) -> tuple[Atom, ...] | None:
     """Return the forms, those of the cure first, whose code passes the failing micro-batch with the
-    loss and gradients that they have there, or for a guard in the place of log space that the
-    ``cure`` has; of an update that moves weights as they do; empty where none does, None where none
-    could be run.
+    loss and gradients that they have there, of an update that moves weights as they do; empty where
+    none does, None where none could be run.
     """
     view, found = failing.step.view, None
     for code in codes:
-        atoms = cure if _stands_in(code, cure) else (*code.atoms, *code.rest)
-        forms = partial(applied, view, atoms)
+        forms = partial(applied, view, (*code.atoms, *code.rest))
         seen: list[Typed] = []
         as_typed = partial(_as_typed, view, code, seen)
         if failing.update:
@@ -317,12 +312,6 @@ def typed_forms(
             return code.atoms
         found = ()
     return found
-
-
-def _stands_in(code: FormCode, cure: tuple[Atom, ...]) -> bool:
-    """Return whether a guard is typed where the cure computes in log space: there is a value."""
-    in_log_space = {atom.target for atom in cure if atom.remedy == "stable_form"}
-    return any(atom.remedy == "form" and atom.target in in_log_space for atom in code.atoms)
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def prove_step(
     typed = None
     if has_forms:
         with suppress(ShortOfMemoryError):
-            typed = trials.typed(codes(proof), proof.minimal)
+            typed = trials.typed(codes(proof))
     return replace(proof, scope=trials.scope, typed=typed)
 
 

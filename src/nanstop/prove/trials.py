@@ -276,9 +276,9 @@ class Trials:
             message=f"micro-batch {failed[0]} fails without it" if failed else "",
         )
 
-    def typed(self, codes: Iterable[FormCode], cure: tuple[Atom, ...]) -> tuple[Atom, ...] | None:
+    def typed(self, codes: Iterable[FormCode]) -> tuple[Atom, ...] | None:
         """Return the forms of a cure that can be typed: see ``typed_forms``."""
-        return typed_forms(self._failing, self._exact, codes, cure)
+        return typed_forms(self._failing, self._exact, codes)
 
     @cached_property
     def _others(self) -> tuple[int, ...]:

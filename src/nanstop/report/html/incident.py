@@ -125,7 +125,7 @@ def _cure(change: Rewrite, report: Report) -> tuple[str, str]:
     elif proof is None:
         known = "not tried"
     elif change.atoms != cure_of(report):
-        known = "the form that can be typed here"
+        known = "another form, which may end in another loss"
     else:
         known = "not run on this step" if is_untried(proof) else proof.verdict.replace("_", " ")
     return describe(change.atoms), known

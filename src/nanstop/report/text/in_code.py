@@ -40,7 +40,11 @@ def _changed(report: Report, record: str | None) -> tuple[Block, ...]:
     folder = typed(Path(record).parent) if record else ""
     pointer = f"`nanstop fix{f' {folder}' if folder else ''}`"
     other = change.atoms != cure_of(report)
-    form = (f"(the form that can be typed here: {describe(change.atoms)})",) if other else ()
+    form = (
+        (f"(another form, which may end in another loss: {describe(change.atoms)})",)
+        if other
+        else ()
+    )
     untried = ("(not run on this step)",) if is_untried(report.proof) else ()
     name, hunks = Path(change.files[0].file).name, change.files[0].shown
     where = f"{name}:{', '.join(str(line) for line, _ in hunks)}"

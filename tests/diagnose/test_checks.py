@@ -953,6 +953,18 @@ def test_an_update_of_a_rate_beyond_all_weights_is_no_formats_doing():
     assert "eps" in check("NS402", evidence(UPDATE, replace(facts, optimizer=near))).cause
 
 
+@pytest.mark.parametrize(("step", "length"), [(0, 300.0), (1, 300.0), (1, 1e-3)])
+def test_updates_longer_than_all_weights_come_before_a_kernel_that_fails_after_them(step, length):
+    facts, at = RunFacts(optimizer=moving(length, 0.1)), StepId(run="r", step=step, micro=0)
+    found = localization(event(dtype="float32", bad={"nan": 4}, wider="finite", reference="finite"))
+    met = evidence(found, facts, at=at)
+    is_lost = step > 0 and length > 1.0
+    away, defect = check("NS404", met), check("NS602", met)
+    assert (away.confidence if away is not None else None) == ("likely" if is_lost else None)
+    assert defect.confidence == ("likely" if is_lost else "certain")
+    assert diagnose(met, "incident")[0].code == ("NS404" if is_lost else "NS602")
+
+
 @pytest.mark.parametrize(
     ("descent", "read_by", "is_bounded"),
     [

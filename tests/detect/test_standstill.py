@@ -224,3 +224,21 @@ def test_the_experiment_leaves_no_trace(tmp_path, capsys):
     run_script(tmp_path / "watched.py", source, opened, num_steps=30)
     plain, watched = capsys.readouterr().out.splitlines()
     assert plain == watched
+
+
+def test_a_hook_that_empties_gradients_is_what_is_told(tmp_path):
+    hooks = (
+        "for p in policy.parameters():\n    p.register_hook(torch.zeros_like)\n\nlate = num_steps"
+    )
+    source = HEAD.replace("late = num_steps", hooks)
+    said = []
+    opened = opener(Policy(), Store(tmp_path / "out"), said.append)
+    run_script(
+        tmp_path / "train.py",
+        source.replace("objective(step)", "policy(torch.randn(16, 4)).square().mean()"),
+        opened,
+        num_steps=30,
+    )
+    reports = [one for one in said if hasattr(one, "diagnoses")]
+    assert [one.diagnoses[0].code for one in reports] == ["NS307"]
+    assert not [one for one in said if hasattr(one, "code")]

@@ -81,7 +81,7 @@ _ALONE = {
     ),
 }
 """By what was given: the cause, what confirmed it, what to do."""
-_SAY_WHY = frozenset({"NS114", "NS209", "NS503", "NS505", "NS701"})
+_SAY_WHY = frozenset({"NS114", "NS209", "NS303", "NS306", "NS307", "NS503", "NS505", "NS701"})
 """Findings by which a gradient of 0 is no news."""
 
 

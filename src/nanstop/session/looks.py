@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from nanstop.detect.arrival.copied_units import UPDATES, CopiedUnits
+from nanstop.detect.arrival.copied_units import CopiedUnits
 from nanstop.detect.arrival.never_reached import MOST_UPDATES, NeverReached
 from nanstop.detect.arrival.replaced_parts import ReplacedParts
 from nanstop.detect.early_steps import EarlySteps, is_early
@@ -18,6 +18,7 @@ from nanstop.detect.gauge import WIDE_SHARE, Gauge
 from nanstop.detect.left_modes import LeftModes
 from nanstop.detect.rates.used import Rates
 from nanstop.detect.zero_gradients.causes import none_arrives
+from nanstop.detect.zero_gradients.flat_steps import UPDATES
 from nanstop.detect.zero_gradients.gradient_end import gradient_end
 from nanstop.detect.zero_gradients.standstill import ELSEWHERE, Standstill
 from nanstop.diagnose.diagnose import examine

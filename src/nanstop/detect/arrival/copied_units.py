@@ -18,8 +18,6 @@ from nanstop.numerics.trained import held_by
 
 _LEAST = 3
 """Rows that have to be alike."""
-
-
 _NEAR = 1e-4
 """Share of their size by which rows may differ: a product may round its last rows otherwise."""
 

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from nanstop.detect.other_weights import moved
 from nanstop.detect.zero_gradients.flat_steps import FlatSteps, passed_by
 from nanstop.detect.zero_gradients.stuck import stuck
 from nanstop.numerics.tensors import version
@@ -129,8 +130,6 @@ def _is_among(tensor: Tensor, others: Sequence[Tensor]) -> bool:
 
 def _matters(step: Step, parameters: Sequence[Tensor]) -> bool:
     """Return whether other values of some parameters change the loss of a micro-batch."""
-    from nanstop.detect.other_weights import moved
-
     if not parameters:
         return False
     with step.isolated():

@@ -66,6 +66,22 @@ def test_what_is_0_is_found_where_it_begins(is_trained):
     torch.testing.assert_close(near, through_a_view(moved, y.double()), rtol=1e-5, atol=0.0)
 
 
+def of_rows(table, rows):
+    ratio = table[rows]
+    return ratio.clamp(max=5.0) / ratio
+
+
+def test_rows_are_no_number_that_is_0():
+    target = f"{__file__}:{of_rows.__code__.co_firstlineno + 2}"
+    guard = Atom(remedy="form", target=target, value="guarded")
+    table, rows = torch.tensor([2.0, 8.0, 0.0]), torch.tensor([2, 1])
+    with zeros_noted((guard,)) as noted:
+        of_rows(table, rows)
+    with zeros_moved(noted, 1e-3):
+        near = of_rows(table, rows)
+    torch.testing.assert_close(near, torch.tensor([1.0, 0.625]).double())
+
+
 def in_place(s, y):
     z = y / s
     s.mul_(2.0)

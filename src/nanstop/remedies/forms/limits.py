@@ -95,7 +95,9 @@ class Zeros:
         if not zeros.any():
             return
         for number, one in zip(read, _read(call), strict=True):
-            if not one.is_floating_point() or one.shape != result.shape:
+            if not one.is_floating_point():
+                continue
+            if one.shape != result.shape:
                 if one.numel() != result.numel() or call.name not in _VIEWS:
                     continue
             elif not torch.equal(one == 0, zeros):

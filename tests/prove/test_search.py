@@ -316,6 +316,21 @@ def test_a_cure_of_this_update_alone_is_not_proven():
     assert proof.next_experiment.endswith("not what follows: the loss goes from 1 to 1e9")
 
 
+def test_what_follows_counts_among_the_runs_of_another_cure():
+    def lasts(atoms):
+        return Trial(atoms=atoms, outcome="other_failure")
+
+    proof = run(
+        Script({(A,): CLOSE, (DROP,): CLOSE}),
+        [(A,), (DROP,)],
+        lasts=lasts,
+        isolates=lambda atoms: DROP in atoms,
+    )
+    assert proof.minimal == (DROP,)
+    (other,) = proof.alternatives
+    assert (other.atoms, other.passed, other.runs) == ((A,), 1, 2)
+
+
 def test_what_follows_is_run_under_the_best_cure_and_the_next_where_that_does_not_hold():
     asked = []
 

@@ -20,6 +20,7 @@ from nanstop.prove.exact_update import is_same_update
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import Atom, Localization, op_kind
 from nanstop.records.remedies import (
+    BOUNDED,
     FAR,
     FARTHER,
     FINITE,
@@ -27,6 +28,7 @@ from nanstop.records.remedies import (
     KEPT,
     NUMBERED,
     OFF_ZERO,
+    OTHER_BOUND,
     OTHERWISE,
     UNEVEN,
     form_of,
@@ -64,7 +66,7 @@ _CONVERGED = 0.02
 move.
 """
 
-_OTHER = {KEPT: FAR, **dict.fromkeys(OFF_ZERO, [*OFF_ZERO][-1])}
+_OTHER = {KEPT: FAR, BOUNDED: OTHER_BOUND, **dict.fromkeys(OFF_ZERO, [*OFF_ZERO][-1])}
 """The form of a guard that tells whether it matters which number it puts there."""
 
 WHICH_NUMBER = "another finite number gives another loss"

@@ -17,7 +17,7 @@ from nanstop.prove.search import prove
 from nanstop.prove.trials import Trials
 from nanstop.prove.updates_after import UpdatesAfter
 from nanstop.records import Atom, FailureKey, Finiteness, Proof, Trial
-from nanstop.records.remedies import FORMS, safety_of
+from nanstop.records.remedies import FORMS, safety_of, typed_cure
 from nanstop.rewrite.forms.form_code import FormCode
 
 _MAX_CONFIRMED = 3
@@ -74,7 +74,7 @@ def prove_step(
     proof = searched()
     while _lacked_room(proof) and trials.step_down():
         proof = searched()
-    has_forms = any(atom.remedy in FORMS for atom in proof.minimal)
+    has_forms = any(atom.remedy in FORMS for atom in typed_cure(proof))
     typed = None
     if has_forms:
         with suppress(ShortOfMemoryError):

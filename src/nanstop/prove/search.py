@@ -274,11 +274,13 @@ def _is_chance(bench: Bench, cure: _Cure) -> bool:
 
 
 def _alternative(cure: _Cure) -> Alternative:
+    """Return a cure that is not the best. The updates that follow count as a run."""
+    after = cure.following.outcome if cure.following is not None else ""
     return Alternative(
         atoms=cure.atoms,
         safety=cure.safety,
-        passed=cure.passed,
-        runs=cure.runs,
+        passed=cure.passed + (after == "pass"),
+        runs=cure.runs + (after in ("pass", "other_failure")),
         loss_gap=cure.trial.loss_gap,
         grad_cosine=cure.trial.grad_cosine,
     )

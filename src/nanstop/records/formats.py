@@ -24,6 +24,21 @@ EPSILON: dict[str, float] = {
 WIDER: dict[str, str] = {"float32": "float64", "bfloat16": "float64"}
 """The format with more range in which an op is repeated to learn whether it overflowed."""
 
+_MOST_EXPONENT = {"float16": 10.0}
+_LEAST_NUMBER = {"float16": 2.0**-14}
+
+
+def most_exponent(dtype: str) -> float:
+    """Return what an exponential's argument is usually kept below, far from where it overflows:
+    what is made of exponentials has room.
+    """
+    return _MOST_EXPONENT.get(dtype, 20.0)
+
+
+def least_number(dtype: str) -> float:
+    """Return what a logarithm's argument is usually kept above."""
+    return _LEAST_NUMBER.get(dtype, 1e-8)
+
 
 def wider(dtype: str) -> str:
     """Return the name of the next format with more range."""

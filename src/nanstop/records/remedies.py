@@ -13,7 +13,7 @@ from pathlib import PurePath
 from types import MappingProxyType
 
 from nanstop.errors import NanstopError
-from nanstop.records import Atom, OpEvent, Safety
+from nanstop.records import Atom, OpEvent, Proof, Safety
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +168,13 @@ OFF_ZERO = {"off_zero": 1e-6, "farther_off_zero": 1e-5}
 """A guarded form that computes what has no value of a number a little off 0, wherever that is read:
 near to the limit there. The second tells whether it has one; the cure is the first.
 """
+BOUNDED = "bounded"
+"""A form that keeps what an exponential or a logarithm is of within a usual bound: a number that
+somebody has to choose wherever the loss hangs on it."""
+HAVE_BOUNDS = ("exp", "log", "log2", "log10")
+"""Operations that have a bounded form."""
+OTHER_BOUND = "other_bound"
+"""A bounded form with another bound, which tells whether it matters."""
 BY_NUMBER = "by_number"
 """A guarded form of a quotient whose divisor is a number of Python's, or one of NumPy's."""
 BY_ARRAY = "by_array"
@@ -188,6 +195,7 @@ UNEVEN = "uneven"
 behind a normalisation of that row, whatever it is.
 """
 FINITE_NUMBERS = (*FINITE, *FINITE.values(), *FARTHER)
+_CLAMPED = "clamp the argument at {targets}"
 _SAMPLE = re.compile(r"\d+:\d+")
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
 _ROW_VALUES = {"mean": "the mean", "normal": "the mean and a small normal deviation"}
@@ -206,6 +214,26 @@ def form_of(atom: Atom) -> tuple[str, str]:
     """
     form, _, op = atom.value.partition(":")
     return form, op
+
+
+def is_bounded(atoms: Iterable[Atom]) -> bool:
+    """Return whether a cure keeps something within a bound that somebody chose."""
+    return any(atom.remedy == "form" and form_of(atom)[0] == BOUNDED for atom in atoms)
+
+
+def typed_cure(proof: Proof) -> tuple[Atom, ...]:
+    """Return the cure as somebody types it: what leaves data out is no code, a bound beside it that
+    passes is.
+    """
+    if proof.verdict == "isolated":
+        beside = (one for one in proof.alternatives if one.passed == one.runs)
+        return next((one.atoms for one in beside if is_bounded(one.atoms)), proof.minimal)
+    return proof.minimal
+
+
+def is_typed_beside(proof: Proof | None) -> bool:
+    """Return whether what is typed is another cure than the one that holds."""
+    return proof is not None and typed_cure(proof) != proof.minimal
 
 
 def kernel_place(atoms: tuple[Atom, ...]) -> int:
@@ -283,7 +311,8 @@ def describe(atoms: Sequence[Atom]) -> str:
     """
     clauses: dict[tuple[str, str], list[str]] = {}
     for atom in sorted(atoms, key=lambda atom: list(REMEDIES).index(remedy_of(atom).name)):
-        value = "" if atom.remedy in ("island", "form") else _said(atom)
+        is_silent = atom.remedy == "island" or (atom.remedy == "form" and not is_bounded((atom,)))
+        value = "" if is_silent else _said(atom)
         targets = clauses.setdefault((atom.remedy, value), [])
         if atom.target not in targets:
             targets.append(atom.target)
@@ -320,7 +349,8 @@ def _clause(remedy: str, value: str, targets: Sequence[str]) -> str:
         named = [f"`{PurePath(target).name}`" for target in targets]
     else:
         named = [_layer(target) if target else "the whole model" for target in targets]
-    return REMEDIES[remedy].text.format(targets=_joined(named), value=value)
+    text = _CLAMPED if (remedy, value) == ("form", BOUNDED) else REMEDIES[remedy].text
+    return text.format(targets=_joined(named), value=value)
 
 
 def sample_of(target: str) -> str:

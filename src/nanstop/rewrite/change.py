@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nanstop.records import Atom, OpEvent, Proof, Report, RunFacts
-from nanstop.records.remedies import FORMS, GUARDED
+from nanstop.records.remedies import FORMS, GUARDED, typed_cure
 from nanstop.rewrite.arguments import Settings, cured, settings_of
 from nanstop.rewrite.config_file import with_settings
 from nanstop.rewrite.files import FileChange
@@ -33,14 +33,14 @@ class Rewrite:
 
 
 def cure_of(report: Report) -> tuple[Atom, ...]:
-    """Return what mends the batch where it is prepared; else the cure that was found; else what the
-    diagnosis proposes first; else nothing.
+    """Return what mends the batch where it is prepared; else the cure that was found, as it is
+    typed; else what the diagnosis proposes first; else nothing.
     """
     proof, source = report.proof, mends_source(report)
     if source is not None:
         return (source,)
     if proof is not None and proof.minimal:
-        return proof.minimal
+        return typed_cure(proof)
     offered = report.diagnoses[0].remedies if report.diagnoses else ()
     return offered[0] if offered and proof is None else ()
 
@@ -54,7 +54,7 @@ def mends_source(report: Report) -> Atom | None:
 
 def is_untried(proof: Proof | None) -> bool:
     """Return whether the code of a cure's forms was not run on the failing step."""
-    atoms = proof.minimal if proof is not None and proof.typed is None else ()
+    atoms = typed_cure(proof) if proof is not None and proof.typed is None else ()
     return any(atom.remedy in FORMS for atom in atoms)
 
 

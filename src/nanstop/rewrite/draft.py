@@ -34,6 +34,8 @@ class Draft:
     """Whether it has made Inf: then it did not divide 0 by 0."""
     kept: bool = False
     """Whether what is infinite stays so large, and has no derivative."""
+    bounded: bool = False
+    """Whether numbers are kept within a usual bound, not within that of their format."""
     masked: bool = False
     """Whether what has no value is left out element by element."""
     innermost: bool = False

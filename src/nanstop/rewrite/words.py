@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 
 from nanstop.records import Atom, Report
-from nanstop.records.remedies import FORMS, NUMBERED, OFF_ZERO, form_of, sample_of
+from nanstop.records.remedies import FORMS, NUMBERED, OFF_ZERO, form_of, is_bounded, sample_of
 from nanstop.rewrite.arguments import Settings, comes_back, literal
 from nanstop.rewrite.forms.form_code import finite_call
 from nanstop.rewrite.island import island_lines
@@ -40,6 +40,13 @@ _GUARDED: Mapping[str, str] = {
     "_ctc_loss": "pass `zero_infinity=True`; where transformers computes the loss, "
     "`model.config.ctc_zero_infinity = True` before the training",
     "where": "choose before the function, too: `f(torch.where(condition, x, 1))`",
+}
+_BOUNDED: Mapping[str, str] = {
+    "exp": "clamp the argument of the exponential: `.clamp(max=20)`",
+    **dict.fromkeys(
+        ("log", "log2", "log10"),
+        "keep what is under the logarithm from 0: `.clamp(min=1e-8)`",
+    ),
 }
 _OFF_ZERO = (
     "have a small number in place of 0 in what it divides by, before all that reads that: "
@@ -144,6 +151,7 @@ def _form(atom: Atom, report: Report) -> str:
     line = event.source.text.strip() if event is not None and event.source is not None else ""
     name = "matmul" if table is _STABLE and _multiplies_matrices(line) else name
     text = table.get(name) or table.get(_ALIASES.get(name, ""))
+    text = _BOUNDED.get(name, text) if is_bounded((atom,)) else text
     text = _OFF_ZERO if form_of(atom)[0] in OFF_ZERO else text
     if text is None:
         return untyped(atom)

@@ -145,7 +145,7 @@ def test_a_logarithm_of_few_numbers_that_the_model_makes_0_has_its_guard():
 
     watch, _ = investigated(of_one_logarithm, of_one)
     (incident,) = watch.incidents
-    assert incident.proof.minimal[0].value == "guarded"
+    assert incident.proof.minimal[0].value == "bounded"
 
 
 def of_a_signal(v, b):

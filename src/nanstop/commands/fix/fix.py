@@ -10,8 +10,8 @@ from pathlib import Path
 from nanstop.commands.fix.result import Fix, FixedFile, FixStatus, Override
 from nanstop.errors import NanstopError
 from nanstop.own_code import is_library
-from nanstop.records import Report
-from nanstop.records.remedies import describe, remedy_of
+from nanstop.records import Proof, Report
+from nanstop.records.remedies import describe, is_typed_beside, remedy_of
 from nanstop.rewrite.change import Rewrite, change_for, is_untried, mends_source
 from nanstop.rewrite.files import FileChange, encoding_of, is_of_project, read, unified
 from nanstop.rewrite.override import override
@@ -68,7 +68,7 @@ def _said(
         cure=describe(change.atoms),
         proof=_proof(report, change),
         allow=()
-        if report.trains_nothing or mends_source(report)
+        if report.trains_nothing or mends_source(report) or not _is_had_by_allowing(report.proof)
         else tuple(dict.fromkeys(changing)),
         supervised=command is not None and command.supervised,
         files=tuple(
@@ -94,6 +94,11 @@ def _proof(report: Report, change: Rewrite) -> str:
         return "not tried"
     is_tried = change.atoms == proof.minimal and not is_untried(proof)
     return proof.verdict if is_tried else "plausible"
+
+
+def _is_had_by_allowing(proof: Proof | None) -> bool:
+    """Return whether a run applies the cure once it is allowed: not one that is only plausible."""
+    return proof is None or (proof.verdict != "plausible" and not is_typed_beside(proof))
 
 
 def is_own(file: str) -> bool:

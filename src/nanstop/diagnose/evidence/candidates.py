@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from nanstop.diagnose.evidence.reading import has_masters
 from nanstop.own_code import is_library
-from nanstop.records import Atom, Evidence, OpEvent, RunFacts, TokenRows
+from nanstop.records import Atom, Evidence, OpEvent, RunFacts, TokenRows, op_kind
 from nanstop.records.formats import HALF, NARROW
-from nanstop.records.remedies import FINITE, GUARDED, KEPT, spans_of
+from nanstop.records.remedies import BOUNDED, FINITE, GUARDED, HAVE_BOUNDS, KEPT, spans_of
 
 Candidates = tuple[tuple[Atom, ...], ...]
 
@@ -124,9 +124,12 @@ def forms(evidence: Evidence) -> Candidates:
     target, found = _line(evidence), evidence.localization
     if not target:
         return ()
-    made = found.first_bad.forward_outputs if found is not None and found.first_bad else ()
+    event = found.first_bad if found is not None else None
+    made = event.forward_outputs if event is not None else ()
+    is_bounded = event is not None and op_kind(event.forward_op or event.op) in HAVE_BOUNDS
     return (
         (Atom(remedy="stable_form", target=target, value="log_space"),),
+        *(((Atom(remedy="form", target=target, value=BOUNDED),),) if is_bounded else ()),
         (Atom(remedy="form", target=target, value=GUARDED),),
         *((Atom(remedy="form", target=target, value=KEPT),) for one in made[:1] if not one.finite),
     )

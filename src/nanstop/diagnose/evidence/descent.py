@@ -67,6 +67,13 @@ def without_zeros(event: OpEvent) -> Change | None:
     return Change(kind="raise_zeros", operand=divisor.place) if divisor is not None else None
 
 
+CLAMPED_EXPONENT = (
+    "Clamp the *argument* of exp where the objective allows it: there is no gradient beyond the "
+    "bound."
+)
+"""What is usually typed where an exponential is infinite."""
+
+
 def kept_from_zero(read: Operand, *, is_nan: bool = False) -> str:
     """Return what is usually typed for what an operation reads and is 0; ``is_nan``: it made NaN of
     that, 0 / 0.

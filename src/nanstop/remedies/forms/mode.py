@@ -12,6 +12,7 @@ from nanstop.errors import NanstopError
 from nanstop.own_code import is_own, lies_in
 from nanstop.records import Atom
 from nanstop.records.remedies import (
+    BOUNDED,
     EVERY,
     FAR,
     FINITE_NUMBERS,
@@ -20,16 +21,17 @@ from nanstop.records.remedies import (
     KEPT,
     MASKED,
     OFF_ZERO,
+    OTHER_BOUND,
     OTHERWISE,
     UNEVEN,
     form_of,
 )
-from nanstop.remedies.forms import guarded, held, unwritten, wide
+from nanstop.remedies.forms import bounds, guarded, held, unwritten, wide
 from nanstop.remedies.forms.calls import Call, line_in
 from nanstop.remedies.forms.comparison import Comparison
 from nanstop.remedies.forms.held import Form
 from nanstop.remedies.forms.limits import OffZero, Zeros
-from nanstop.remedies.forms.log_space import LogSpace
+from nanstop.remedies.forms.logs.log_space import LogSpace
 from nanstop.replay.conditions import eager
 from nanstop.replay.function_modes import OwnMode, in_engine, on_stack
 from nanstop.replay.step import ModelView
@@ -46,6 +48,8 @@ _FORMS: Mapping[str, Callable[[], Form]] = {
     KEPT: lambda: guarded.kept,
     FAR: lambda: partial(guarded.kept, is_far=True),
     OTHERWISE: lambda: guarded.otherwise,
+    BOUNDED: lambda: bounds.answer,
+    OTHER_BOUND: lambda: partial(bounds.answer, is_other=True),
 }
 
 _PUT_THERE = (*FINITE_NUMBERS, UNEVEN)
@@ -131,7 +135,8 @@ def compared(atom: Atom) -> Iterator[Comparison]:
     """
     file, line = _line_of(atom, (*_FORMS, *OFF_ZERO))
     found = Comparison()
-    with answered(_at(file, line, partial(_in_both, found))):
+    by = bounds.answer if form_of(atom)[0] == BOUNDED else guarded.answer
+    with answered(_at(file, line, partial(_in_both, found, by))):
         yield found
 
 
@@ -191,9 +196,9 @@ def _line_alone(file: str, call: Call) -> int | None:
     return frame.f_lineno if frame.f_code.co_filename == file and is_handed_on else None
 
 
-def _in_both(found: Comparison, call: Call, at_line: Callable[[], bool]) -> Any:
+def _in_both(found: Comparison, by: Form, call: Call, at_line: Callable[[], bool]) -> Any:
     def guard(given: Call) -> Any:
-        return guarded.answer(given, lambda: True)
+        return by(given, lambda: True)
 
     if guarded.is_guarded(call) and at_line():
         found.look(call, guard)

@@ -127,7 +127,8 @@ def _cure(change: Rewrite, report: Report) -> tuple[str, str]:
     elif change.atoms != cure_of(report):
         known = "another form, which may end in another loss"
     else:
-        known = "not run on this step" if is_untried(proof) else proof.verdict.replace("_", " ")
+        verdict = proof.verdict if change.atoms == proof.minimal else "plausible"
+        known = "not run on this step" if is_untried(proof) else verdict.replace("_", " ")
     return describe(change.atoms), known
 
 

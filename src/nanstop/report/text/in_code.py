@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nanstop.records import Report
-from nanstop.records.remedies import describe, remedy_of
+from nanstop.records.remedies import describe, is_bounded, remedy_of
 from nanstop.report.text.blocks.block import Block
 from nanstop.rewrite.change import change_for, cure_of, is_untried
 from nanstop.rewrite.files import read
@@ -45,6 +45,9 @@ def _changed(report: Report, record: str | None) -> tuple[Block, ...]:
         if other
         else ()
     )
+    is_proven = report.proof is not None and report.proof.verdict == "proven"
+    chosen = ("(the bound is yours to choose)",) if is_bounded(change.atoms) else ()
+    form += () if is_proven else chosen
     untried = ("(not run on this step)",) if is_untried(report.proof) else ()
     name, hunks = Path(change.files[0].file).name, change.files[0].shown
     where = f"{name}:{', '.join(str(line) for line, _ in hunks)}"

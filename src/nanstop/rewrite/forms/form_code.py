@@ -9,6 +9,7 @@ from itertools import islice, product
 
 from nanstop.records import Atom, OpEvent, Proof
 from nanstop.records.remedies import (
+    BOUNDED,
     BY_ARRAY,
     BY_NUMBER,
     EVERY,
@@ -19,6 +20,7 @@ from nanstop.records.remedies import (
     MASKED,
     OFF_ZERO,
     form_of,
+    typed_cure,
 )
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
@@ -34,7 +36,7 @@ _MOST_CODES = 5
 _OF_TWO = frozenset({"matmul", "mm", "bmm", "dot", "mv"})
 """Products, each of which torch may compute by another; their operands have to be of one format."""
 
-_ALONE = (KEPT, *OFF_ZERO)
+_ALONE = (KEPT, BOUNDED, *OFF_ZERO)
 """Guarded forms that are typed in one way only."""
 
 _QUESTIONS = ("isnan", "isinf", "isfinite")
@@ -58,11 +60,12 @@ def codes_of(
 
     ``read``: see ``rewrite.change``.
     """
-    texts = {file: read(file) for file in {_place(a)[0] for a in proof.minimal if _is_form(a)}}
+    cure = typed_cure(proof)
+    texts = {file: read(file) for file in {_place(a)[0] for a in cure if _is_form(a)}}
     sources = {file: source_of(text) for file, text in texts.items()}
     choices: list[list[tuple[Atom, str, tuple[Edit, ...]]]] = []
     rest: list[Atom] = []
-    for atom in proof.minimal:
+    for atom in cure:
         file, source = _place(atom)[0], sources.get(_place(atom)[0])
         ways = ways_at(proof, atom) if source is not None and _is_form(atom) else ()
         known = [(one, file, edits_of(source, one, event)) for one in ways if source is not None]
@@ -148,7 +151,7 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
         draft.by_number = is_by_number or form_of(atom)[0] == BY_NUMBER
         draft.by_array = form_of(atom)[0] == BY_ARRAY
         draft.masked, draft.innermost = atom.value == MASKED, atom.value == INNERMOST
-        draft.kept = form_of(atom)[0] == KEPT
+        draft.kept, draft.bounded = (form_of(atom)[0] == one for one in (KEPT, BOUNDED))
         draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
         try:
             op = "" if atom.value == EVERY else _name(event) or form_of(atom)[1]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Collection, Mapping
 
+from nanstop.records.remedies import HAVE_BOUNDS
 from nanstop.records.vocabulary import LOSSES_OF_ELEMENTS
 from nanstop.rewrite.draft import Draft, NotKnownError, is_steady
+from nanstop.rewrite.forms.clamped import above_one, clamp, clamped, edged, log_of_more
 from nanstop.rewrite.forms.guarded_losses import LOSSES
 from nanstop.rewrite.operations import (
     FILLS,
@@ -19,10 +21,8 @@ from nanstop.rewrite.operations import (
     operation,
     same,
 )
-from nanstop.rewrite.source import Edit, expressions_of
+from nanstop.rewrite.source import expressions_of
 
-_SPACING = {"float16": "1e-3", "bfloat16": "8e-3", "float64": "2.3e-16"}
-"""A number that is each format's spacing at 1 once it is taken away from 1 there."""
 _INTEGERS = frozenset({"len", "int"})
 _INTEGER_METHODS = frozenset({"numel", "size", "dim", "__len__"})
 _NUMBERS = frozenset({"float", "max", "min"})
@@ -40,12 +40,14 @@ def rewrite_guarded(draft: Draft, op: str = "") -> bool:
     """
     found = list(_operations(draft))
     spelled = _SPELLINGS.get(op, (op,)) if op else _FORMS.keys() - _ALONE
+    if draft.bounded:
+        spelled = (op,) if op in HAVE_BOUNDS else HAVE_BOUNDS
     named = [one for one in found if one.name in spelled]
     if draft.innermost:
         named = [one for one in named if not _holds(one, named)]
     done, taken = False, list[ast.AST]()
     if op and any(_holds(one, named) for one in named) and all(_is_clamped(one) for one in named):
-        draft.edits += [edit for one in named for edit in _clamp(draft, one)]
+        draft.edits += [edit for one in named for edit in clamp(draft, one)]
         return True
     for one in named:
         inside = {id(node) for node in ast.walk(one.node)}
@@ -136,7 +138,7 @@ def _inverse(draft: Draft, found: Operation) -> str:
     """Of what has a value, and 0 elsewhere: of a root what is above 0, else what is not 0."""
     exponent = number_of(found.argument(1, "exponent"))
     if not draft.masked or (found.name == "pow" and (exponent is None or exponent >= 0.0)):
-        return _clamped(draft, found)
+        return clamped(draft, found)
     value = draft.twice(found.operand, "value")
     value = value if is_cheap(found.operand) or value.isidentifier() else f"({value})"
     has_root = found.name == "rsqrt" or (found.name == "pow" and _has_fraction(exponent))
@@ -150,22 +152,6 @@ def _has_fraction(exponent: float | None) -> bool:
     return exponent is not None and exponent != round(exponent)
 
 
-def _clamped(draft: Draft, found: Operation) -> str:
-    """Raised to the smallest number: the gradient at 0 is 0."""
-    text = f"{draft.source.operand(found.operand)}.clamp({_bound(draft, found)})"
-    return draft.with_operand(found, 0, text)
-
-
-def _bound(draft: Draft, found: Operation) -> str:
-    """Return the smallest number that is kept: 1 of a count, which is 0 or 1 at least; of an
-    exponent the largest.
-    """
-    if found.name == "exp":
-        return f"max={draft.most()}"
-    of = draft.source.segment(found.operand) if is_cheap(found.operand) else ""
-    return "min=1" if draft.counted else f"min={draft.tiny(of)}"
-
-
 def _holds(outer: Operation, named: Collection[Operation]) -> bool:
     """Return whether one of some operations stands within another one."""
     nodes = {id(one.node) for one in named}
@@ -173,16 +159,7 @@ def _holds(outer: Operation, named: Collection[Operation]) -> bool:
 
 
 def _is_clamped(found: Operation) -> bool:
-    return _FORMS[found.name] in (_clamped, _inverse) or (found.name == "pow" and _has_root(found))
-
-
-def _clamp(draft: Draft, found: Operation) -> tuple[Edit, Edit]:
-    """Return what is put around an operand, whose own text others may change."""
-    operand = found.operand
-    start, end = draft.source.span(operand)
-    is_closed = draft.source.operand(operand) == draft.source.segment(operand)
-    before, after = ("", "") if is_closed else ("(", ")")
-    return Edit(start, start, before), Edit(end, end, f"{after}.clamp({_bound(draft, found)})")
+    return _FORMS[found.name] in (clamped, _inverse) or (found.name == "pow" and _has_root(found))
 
 
 def _has_root(found: Operation) -> bool:
@@ -193,32 +170,6 @@ def _has_root(found: Operation) -> bool:
 
 def _root(draft: Draft, found: Operation) -> str | None:
     return _inverse(draft, found) if _has_root(found) else None
-
-
-def _log_of_more(draft: Draft, found: Operation) -> str:
-    """Kept off -1: the gradient there is 0."""
-    edge = _SPACING.get(draft.dtype, "1.2e-7")
-    operand = draft.source.operand(found.operand)
-    return draft.with_operand(found, 0, f"{operand}.clamp(min=-1 + {edge})")
-
-
-def _edged(draft: Draft, found: Operation) -> str:
-    edge = _SPACING.get(draft.dtype, "1.2e-7")
-    operand = draft.source.operand(_unclamped(found.operand))
-    return draft.with_operand(found, 0, f"{operand}.clamp(-1 + {edge}, 1 - {edge})")
-
-
-def _unclamped(node: ast.expr) -> ast.expr:
-    """Return what a method keeps between -1 and 1, or numbers farther apart; else the node."""
-    func = node.func if isinstance(node, ast.Call) else None
-    if not isinstance(node, ast.Call) or not isinstance(func, ast.Attribute):
-        return node
-    named = {one.arg: one.value for one in node.keywords}
-    ends = [number_of(one) for one in (*node.args, *map(named.get, ("min", "max")))]
-    low, high = (*(end for end in ends if end is not None), None, None)[:2]
-    is_wide = low is not None and high is not None and low <= -1.0 and high >= 1.0
-    is_one = func.attr in ("clamp", "clip") and len(node.args) + len(node.keywords) == 2
-    return func.value if is_wide and is_one else node
 
 
 def _divided(draft: Draft, found: Operation) -> str | None:
@@ -285,12 +236,6 @@ def _held_eps(draft: Draft, found: Operation) -> str | None:
         return None
     text = draft.source.segment(found.node)
     return f"{text[:-1].rstrip().rstrip(',')}, eps=1e-4)"
-
-
-def _above_one(draft: Draft, found: Operation) -> str:
-    edge = _SPACING.get(draft.dtype, "1.2e-7")
-    operand = draft.source.operand(found.operand)
-    return draft.with_operand(found, 0, f"{operand}.clamp(min=1 + {edge})")
 
 
 def _angle(draft: Draft, found: Operation) -> str | None:
@@ -363,14 +308,14 @@ def _softmax(draft: Draft, found: Operation) -> str | None:
 
 _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "div": _divided,
-    **dict.fromkeys(("log", "log2", "log10", "exp", "lgamma"), _clamped),
-    "log1p": _log_of_more,
-    "sqrt": _clamped,
+    **dict.fromkeys(("log", "log2", "log10", "exp", "lgamma"), clamped),
+    "log1p": log_of_more,
+    "sqrt": clamped,
     "rsqrt": _inverse,
     "pow": _root,
-    "acosh": _above_one,
+    "acosh": above_one,
     "atan2": _angle,
-    **dict.fromkeys(("acos", "asin", "atanh"), _edged),
+    **dict.fromkeys(("acos", "asin", "atanh"), edged),
     "mean": _mean,
     **dict.fromkeys(("std", "var", "std_mean", "var_mean", "cov"), _deviation),
     **dict.fromkeys(("softmax", "log_softmax"), _softmax),

@@ -51,7 +51,12 @@ the logarithm of a negative number has no stable form.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import at_the_line
-from nanstop.diagnose.evidence.descent import MODEST_EXPONENT, kept_from_zero, operand
+from nanstop.diagnose.evidence.descent import (
+    CLAMPED_EXPONENT,
+    MODEST_EXPONENT,
+    kept_from_zero,
+    operand,
+)
 from nanstop.diagnose.evidence.reading import WRITTEN, first_bad, in_float64, limit, rounded_at
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, TensorStats, op_name
@@ -62,10 +67,6 @@ from nanstop.wording import number
 BOUND = (
     "a log-variance, a log-scale or a log-rate is usually bounded before: `.clamp(max=20)`, or "
     "whichever bound the model allows"
-)
-_CLAMPED = (
-    "Clamp the *argument* of exp where the objective allows it: there is no gradient beyond the "
-    "bound."
 )
 _FAR = 1e5
 """Of no larger number a power that is usual leaves float32: what does grows as an exponential."""
@@ -104,7 +105,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
 def _usual(event: OpEvent, rounded: OpEvent | None) -> str:
     """Return what is usual where there is no stable form: the number itself is 0, or too large."""
     if _bound(event):
-        return _CLAMPED
+        return CLAMPED_EXPONENT
     read = operand(event, _place(event))
     if event.name not in LOGARITHMS or event.name == "log1p" or rounded is not None:
         return ""

@@ -57,7 +57,7 @@ consumer of an earlier NaN.
 from __future__ import annotations
 
 from nanstop.diagnose.evidence.candidates import at_the_line, finite_entry, left_out
-from nanstop.diagnose.evidence.descent import zero_divisor
+from nanstop.diagnose.evidence.descent import CLAMPED_EXPONENT, zero_divisor
 from nanstop.diagnose.evidence.reading import (
     bad_kinds,
     fails_in_loss,
@@ -68,8 +68,9 @@ from nanstop.diagnose.evidence.reading import (
     written_at,
 )
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import Diagnosis, Evidence, OpEvent, op_name
+from nanstop.records import Diagnosis, Evidence, OpEvent, op_kind, op_name
 from nanstop.records.formats import NARROW
+from nanstop.records.vocabulary import EXPONENTIALS
 from nanstop.wording import listed
 
 _DIVISORS = {
@@ -115,6 +116,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
             *((_GUARDED,) if event.is_of_function else ()),
         ),
         remedies=at_the_line(evidence),
+        usual_cure=CLAMPED_EXPONENT if _is_exponential_beyond(event) else "",
         where=event.module,
     )
 
@@ -135,6 +137,12 @@ def _left_out_late(evidence: Evidence, name: str) -> Diagnosis:
         remedies=finite_entry(evidence),
         where=name,
     )
+
+
+def _is_exponential_beyond(event: OpEvent) -> bool:
+    """Return whether the forward op is an exponential that came to Inf."""
+    is_exponential = bool(event.forward_op) and op_kind(event.forward_op or "") in EXPONENTIALS
+    return is_exponential and any(stats.posinf for stats in event.forward_outputs)
 
 
 def _equal_values(event: OpEvent) -> str:

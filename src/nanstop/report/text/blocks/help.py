@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nanstop.records import Atom, Diagnosis, Proof
-from nanstop.records.remedies import are_guards, describe, safety_of
+from nanstop.records.remedies import are_guards, describe, is_bounded, safety_of, typed_cure
 from nanstop.report.text.blocks.block import Block
 from nanstop.report.text.nearness import alternative_in_brackets, exact_fails, proof_in_brackets
 
@@ -14,7 +14,9 @@ _AGAIN = "[tried on the rows of this micro-batch: finite with it, and all else a
 
 
 def help_blocks(best: Diagnosis, proof: Proof | None) -> tuple[Block, ...]:
-    """Return a block for each cure, the proven one first; else what was tried, or is usual."""
+    """Return a block for each cure, the proven one first and then what is typed in place of one
+    that leaves data out; else what was tried, or is usual.
+    """
     if best.at_source is not None:
         cure = Block("help", "help: ", (describe((best.at_source,)), _AGAIN), gap="     ")
         return (cure, *help_blocks(replace(best, at_source=None, usual_cure=""), proof))
@@ -22,15 +24,16 @@ def help_blocks(best: Diagnosis, proof: Proof | None) -> tuple[Block, ...]:
         return tuple(untried(best.remedies)) or _usual_cure(best)
     if proof.verdict == "none_found" or not proof.minimal:
         return tuple(_none_found(best, proof))
+    cure = typed_cure(proof)
     others: dict[str, str] = {}
-    for other in proof.alternatives:
+    for other in sorted(proof.alternatives, key=lambda one: one.atoms != cure):
         others.setdefault(describe(other.atoms), alternative_in_brackets(other, proof.reference))
     others.pop(describe(proof.minimal), None)
     cures = [(describe(proof.minimal), proof_in_brackets(proof))]
     cures += [(f"or {cure}", how) for cure, how in others.items()]
     shown = tuple(Block("help", "help: ", cells, gap="     ") for cells in cures)
-    is_made_up = proof.verdict == "plausible" and are_guards(proof.minimal)
-    return (*shown, *_usual_cure(best)) if proof.verdict == "isolated" or is_made_up else shown
+    is_open = proof.verdict == "isolated" or (proof.verdict == "plausible" and are_guards(cure))
+    return (*shown, *_usual_cure(best)) if is_open and not is_bounded(cure) else shown
 
 
 def _usual_cure(best: Diagnosis) -> tuple[Block, ...]:

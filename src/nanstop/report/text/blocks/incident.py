@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nanstop.records import Diagnosis, Report
+from nanstop.records.remedies import is_typed_beside
 from nanstop.report.text.blocks.block import Block, pointer
 from nanstop.report.text.blocks.evidence import evidence
 from nanstop.report.text.blocks.help import help_blocks
@@ -41,20 +42,26 @@ def incident_blocks(
     found = report.localization
     event = found.first_bad if found is not None else None
     where = event_blocks(event, best.where) if event is not None else place_blocks(best.where)
-    helps = help_blocks(best, report.proof)
-    tried = 1 if best.at_source is None else 2  # what mends the data comes first
     return (
         Block("error", f"error[{best.code}]: ", (_headline(best, report),)),
         *_done(report),
         *where,
         *evidence(best, report),
-        *helps[:1],
-        *(one for one in code if is_code(one)),
-        *helps[1:tried],
-        *(one for one in code if not is_code(one)),
-        *helps[tried:],
+        *_cures(best, report, code),
         pointer(best.code, record),
     )
+
+
+def _cures(best: Diagnosis, report: Report, code: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Return what helps, with the code behind what it is of."""
+    helps = help_blocks(best, report.proof)
+    in_code = tuple(one for one in code if is_code(one))
+    allowed = tuple(one for one in code if not is_code(one))
+    if best.at_source is not None:  # what mends the data comes first, and is what is typed
+        return (*helps[:1], *in_code, *helps[1:2], *allowed, *helps[2:])
+    if is_typed_beside(report.proof):
+        return (*helps[:1], *allowed, *helps[1:2], *in_code, *helps[2:])
+    return (*helps[:1], *in_code, *allowed, *helps[1:])
 
 
 def _headline(best: Diagnosis, report: Report) -> str:

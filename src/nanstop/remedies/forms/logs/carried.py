@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanstop.remedies.forms import weighted
 from nanstop.remedies.forms.calls import Call
-from nanstop.remedies.forms.shadows import (
+from nanstop.remedies.forms.logs import weighted
+from nanstop.remedies.forms.logs.shadows import (
     Log,
     Shadow,
     cosh_from,
@@ -28,7 +28,7 @@ from nanstop.remedies.forms.shadows import (
     softmax_from,
     tanh_from,
 )
-from nanstop.remedies.forms.sums import BY_GROUP, log_matmul, running_sum, sum_by_group
+from nanstop.remedies.forms.logs.sums import BY_GROUP, log_matmul, running_sum, sum_by_group
 
 _MOST_LOOKED_AT = 2**20
 """Elements of a tensor whose sign is looked at."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nanstop.remedies.forms.calls import Call
-from nanstop.remedies.forms.shadows import Shadow
+from nanstop.remedies.forms.logs.shadows import Shadow
 
 WEIGHTED = ("sum", "div", "cumsum", "mul")
 """Calls that know what to do with such a number."""

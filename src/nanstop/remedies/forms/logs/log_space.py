@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from nanstop.numerics.tensors import version
-from nanstop.remedies.forms import weighted
 from nanstop.remedies.forms.calls import Call
-from nanstop.remedies.forms.carried import FIRST, FOLLOWED, PRODUCTS, log_add
-from nanstop.remedies.forms.shadows import Log, Shadow
-from nanstop.remedies.forms.sums import BY_GROUP
+from nanstop.remedies.forms.logs import weighted
+from nanstop.remedies.forms.logs.carried import FIRST, FOLLOWED, PRODUCTS, log_add
+from nanstop.remedies.forms.logs.shadows import Log, Shadow
+from nanstop.remedies.forms.logs.sums import BY_GROUP
 from nanstop.replay.path import no_choices
 
 

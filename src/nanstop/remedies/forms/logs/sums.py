@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanstop.remedies.forms import weighted
 from nanstop.remedies.forms.calls import Call
-from nanstop.remedies.forms.shadows import Shadow
+from nanstop.remedies.forms.logs import weighted
+from nanstop.remedies.forms.logs.shadows import Shadow
 
 BY_GROUP = {"index_add": "source", "scatter_add": "src", "scatter_reduce": "src"}
 """Sums into what there is, by an index, and what their numbers are called."""

@@ -1,0 +1,46 @@
+"""Exponentials and logarithms of one line of numbers within bounds: what a person types who keeps
+a step in range by a number of their own choice, ``x.clamp(max=20).exp()``.
+
+What lies within keeps its value and its derivative; beyond a bound the derivative is 0. Where the
+loss hangs on the bound, a run under it proves no more than that the step is finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from nanstop.numerics.tensors import format_name
+from nanstop.records.formats import least_number, most_exponent
+from nanstop.remedies.forms.calls import Call
+from nanstop.replay.path import no_choices
+
+
+def answer(call: Call, at_line: Callable[[], bool], *, is_other: bool = False) -> Any:
+    """Return what a call returns of numbers within its bound where the line is meant. ``is_other``:
+    within another bound; of a logarithm where no weight has a part in it.
+    """
+    bounded = _BOUNDED.get(call.name)
+    read = call.read
+    if bounded is None or read is None or not read.is_floating_point() or not at_line():
+        return call.run()
+    with no_choices():
+        return call.of_another(bounded(read, is_other))
+
+
+def _exponent(read: Tensor, is_other: bool) -> Tensor:
+    most = most_exponent(format_name(read.dtype))
+    return read.clamp(max=most - 1.0 if is_other else most)
+
+
+def _number(read: Tensor, is_other: bool) -> Tensor:
+    least = least_number(format_name(read.dtype))
+    return read.clamp(min=16.0 * least if is_other and not read.requires_grad else least)
+
+
+_BOUNDED: Mapping[str, Callable[[Tensor, bool], Tensor]] = {
+    "exp": _exponent,
+    **dict.fromkeys(("log", "log2", "log10"), _number),
+}

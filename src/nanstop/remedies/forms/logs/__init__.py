@@ -1,0 +1,1 @@
+"""What a line computes, of the logarithms of its numbers."""

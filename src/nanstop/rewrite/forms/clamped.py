@@ -1,0 +1,76 @@
+"""Operations of numbers that are kept where they have a value, and a derivative, by a clamp."""
+
+from __future__ import annotations
+
+import ast
+
+from nanstop.records.formats import least_number, most_exponent
+from nanstop.rewrite.draft import Draft
+from nanstop.rewrite.operations import Operation, is_cheap, number_of
+from nanstop.rewrite.source import Edit
+
+_SPACING = {"float16": "1e-3", "bfloat16": "8e-3", "float64": "2.3e-16"}
+"""A number that is each format's spacing at 1 once it is taken away from 1 there."""
+
+
+def clamped(draft: Draft, found: Operation) -> str:
+    """Raised to the smallest number: the gradient at 0 is 0."""
+    text = f"{draft.source.operand(found.operand)}.clamp({_bound(draft, found)})"
+    return draft.with_operand(found, 0, text)
+
+
+def _bound(draft: Draft, found: Operation) -> str:
+    """Return the smallest number that is kept: 1 of a count, which is 0 or 1 at least; of an
+    exponent the largest.
+    """
+    if found.name == "exp":
+        return f"max={most_exponent(draft.dtype):g}" if draft.bounded else f"max={draft.most()}"
+    if draft.bounded:
+        return f"min={_number(least_number(draft.dtype))}"
+    of = draft.source.segment(found.operand) if is_cheap(found.operand) else ""
+    return "min=1" if draft.counted else f"min={draft.tiny(of)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.1e}".replace("e-0", "e-").replace(".0e", "e")
+
+
+def clamp(draft: Draft, found: Operation) -> tuple[Edit, Edit]:
+    """Return what is put around an operand, whose own text others may change."""
+    operand = found.operand
+    start, end = draft.source.span(operand)
+    is_closed = draft.source.operand(operand) == draft.source.segment(operand)
+    before, after = ("", "") if is_closed else ("(", ")")
+    return Edit(start, start, before), Edit(end, end, f"{after}.clamp({_bound(draft, found)})")
+
+
+def log_of_more(draft: Draft, found: Operation) -> str:
+    """Kept off -1: the gradient there is 0."""
+    edge = _SPACING.get(draft.dtype, "1.2e-7")
+    operand = draft.source.operand(found.operand)
+    return draft.with_operand(found, 0, f"{operand}.clamp(min=-1 + {edge})")
+
+
+def edged(draft: Draft, found: Operation) -> str:
+    edge = _SPACING.get(draft.dtype, "1.2e-7")
+    operand = draft.source.operand(_unclamped(found.operand))
+    return draft.with_operand(found, 0, f"{operand}.clamp(-1 + {edge}, 1 - {edge})")
+
+
+def _unclamped(node: ast.expr) -> ast.expr:
+    """Return what a method keeps between -1 and 1, or numbers farther apart; else the node."""
+    func = node.func if isinstance(node, ast.Call) else None
+    if not isinstance(node, ast.Call) or not isinstance(func, ast.Attribute):
+        return node
+    named = {one.arg: one.value for one in node.keywords}
+    ends = [number_of(one) for one in (*node.args, *map(named.get, ("min", "max")))]
+    low, high = (*(end for end in ends if end is not None), None, None)[:2]
+    is_wide = low is not None and high is not None and low <= -1.0 and high >= 1.0
+    is_one = func.attr in ("clamp", "clip") and len(node.args) + len(node.keywords) == 2
+    return func.value if is_wide and is_one else node
+
+
+def above_one(draft: Draft, found: Operation) -> str:
+    edge = _SPACING.get(draft.dtype, "1.2e-7")
+    operand = draft.source.operand(found.operand)
+    return draft.with_operand(found, 0, f"{operand}.clamp(min=1 + {edge})")

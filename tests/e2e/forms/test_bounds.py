@@ -1,0 +1,66 @@
+"""Exponentials that leave their format, and logarithms of 0: kept within a bound that somebody has
+to choose, which is proven where the loss does not hang on it.
+"""
+
+import torch
+
+from e2e.forms.spoiled_step import investigated, shown
+from nanstop.records.remedies import typed_cure
+
+
+def of_a_clipped_ratio(v, b):
+    ratio = torch.exp(v - b["u"])
+    return -torch.min(ratio * b["t"], ratio.clamp(0.8, 1.2) * b["t"]).mean()
+
+
+def of_an_estimate(v, b):
+    ratio = torch.exp(b["u"] - v)
+    return (ratio - (b["u"] - v) - 1.0).mean() + v.square().mean()
+
+
+def of_a_scale(v, b):
+    return ((v * torch.exp(b["s"] * v.abs())) - b["u"]).square().mean()
+
+
+def far_below(given):
+    given["u"][1], given["t"][1] = -150.0, 1.0
+
+
+def far_above(given):
+    given["u"][:] = 120.0
+
+
+def large(given):
+    given["s"][1] = 2000.0
+
+
+def test_a_ratio_that_is_clipped_behind_it_hangs_on_no_bound():
+    incident, text = shown(of_a_clipped_ratio, far_below)
+    (atom,) = incident.proof.minimal
+    assert (incident.proof.verdict, atom.value) == ("proven", "bounded")
+    assert 'ratio = torch.exp((v - b["u"]).clamp(max=20))' in text
+    assert "yours to choose" not in text
+
+
+def test_a_bound_that_the_loss_hangs_on_is_shown_and_not_proven():
+    incident, text = shown(of_an_estimate, far_above)
+    (atom,) = incident.proof.minimal
+    assert (incident.proof.verdict, atom.value) == ("plausible", "bounded")
+    assert 'ratio = torch.exp((b["u"] - v).clamp(max=20))' in text
+    assert "the bound is yours to choose" in text
+
+
+def test_a_bound_is_typed_beside_a_sample_that_is_left_out():
+    incident, text = shown(of_a_scale, large)
+    assert incident.proof.verdict == "isolated"
+    assert {atom.remedy for atom in incident.proof.minimal} == {"drop_sample"}
+    assert {atom.value for atom in typed_cure(incident.proof)} == {"bounded"}
+    left_out, clamped = text.index("leave out sample 1"), text.index("or clamp the argument at")
+    assert left_out < clamped < text.index('torch.exp((b["s"] * v.abs()).clamp(max=20))')
+    assert "usual cure" not in text
+
+
+def test_what_is_only_plausible_is_not_applied():
+    watch, _ = investigated(of_an_estimate, far_above, allow=("form",))
+    (incident,) = watch.incidents
+    assert incident.audit[-1].action.kind == "skip"

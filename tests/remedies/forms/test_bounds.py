@@ -1,0 +1,64 @@
+"""What an exponential or a logarithm is of, kept within bounds."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanstop.errors import NanstopError
+from nanstop.records import Atom
+from nanstop.remedies.apply import applied
+from remedies.forms.test_log_space import under_form
+from remedies.views import View
+
+OF = {"exp": lambda x: x.exp(), "log": lambda x: torch.log(input=x)}
+
+
+@given(st.floats(-100.0, 200.0, width=32))
+def test_an_exponential_is_what_it_was_up_to_its_bound(number):
+    (value,), (slope,) = bounded("exp", [number])
+    known = math.exp(min(number, 20.0))
+    assert value.item() == pytest.approx(known, rel=1e-4)
+    assert slope.item() == pytest.approx(known if number <= 20.0 else 0.0, rel=1e-4)
+
+
+@given(st.floats(-1.0, 10.0, width=32))
+def test_a_logarithm_is_what_it_was_from_its_bound_on(number):
+    (value,), (slope,) = bounded("log", [number])
+    least = max(number, 1e-8)
+    assert value.item() == pytest.approx(math.log(least), rel=1e-4, abs=1e-6)
+    assert slope.item() == pytest.approx(1 / least if number >= 1e-8 else 0.0, rel=1e-3)
+
+
+def bounded(name, numbers):
+    return under_form(OF[name], torch.tensor(numbers), value="bounded", remedy="form")
+
+
+def test_bounds_are_within_the_format():
+    x = torch.tensor([50.0, 0.0], dtype=torch.float16)
+    for compute in OF.values():
+        values, _ = under_form(compute, x, value="bounded", remedy="form")
+        assert values.isfinite().all()
+
+
+def test_another_bound_is_another_number_only_where_no_weight_has_a_part():
+    def of(numbers, *, is_trained):
+        atom = Atom(remedy="form", target=line_of("log"), value="other_bound")
+        with applied(View(torch.nn.Identity()), (atom,)):
+            return OF["log"](torch.tensor(numbers, requires_grad=is_trained)).item()
+
+    usual = math.log(1e-8)
+    assert of(0.0, is_trained=True) == pytest.approx(usual)
+    assert of(0.0, is_trained=False) > usual + 1.0
+
+
+def line_of(name):
+    return f"{__file__}:{OF[name].__code__.co_firstlineno}"
+
+
+def test_a_form_of_another_name_is_an_error():
+    atom = Atom(remedy="form", target=line_of("exp"), value="bound")
+    with pytest.raises(NanstopError), applied(View(torch.nn.Identity()), (atom,)):
+        pass

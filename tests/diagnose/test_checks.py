@@ -777,6 +777,21 @@ def test_division_by_zero_in_half_precision_offers_a_wider_module():
     assert found.lines == ()
 
 
+@pytest.mark.parametrize(
+    ("kinds", "title"),
+    [
+        (("norm",), "division by a norm of 0"),
+        (("norm", "deviation"), "division by a deviation of 0"),
+        (("extreme",), "division by a range of 0"),
+        (("magnitude",), "division by a magnitude of 0"),
+    ],
+)
+def test_what_is_0_is_called_what_it_is(kinds, title):
+    found = check("NS206", evidence(localization(replace(NORMS, descent=((), kinds)))))
+    assert found.title == title
+    assert ("all zero" in found.cause) is (kinds in (("norm",), ("extreme",)))
+
+
 def test_an_eps_that_its_format_rounds_to_0_is_named_with_its_line():
     line = SourceLine(file="src/norm.py", line=7, function="f", text="return x * r(v + 1e-12)")
     added = event(op="aten.add.Tensor", scalars=(1e-12,), bad={}, source=line)

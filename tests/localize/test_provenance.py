@@ -91,6 +91,7 @@ NORMS = {
 def test_norms(spelled):
     kinds = meaning(NORMS[spelled], x=X)
     assert "norm" in kinds
+    assert ("deviation" in kinds) is (spelled in ("deviation", "variance"))
     assert "count" not in kinds
     assert "data" in kinds
 

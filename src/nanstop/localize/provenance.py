@@ -52,9 +52,10 @@ _COUNTS = frozenset({"count_nonzero", "bincount", "histc"})
 _PRODUCTS = frozenset({"mm", "bmm", "mv", "dot", "vdot"})
 _EXTREMES = frozenset({"amax", "amin", "max", "min", "aminmax", "kthvalue", "median", "quantile"})
 _NORMS = frozenset(
-    {"norm", "linalg_vector_norm", "std", "var", "std_mean", "var_mean", "_cdist_forward"}
-    | {"_euclidean_dist", "_pdist_forward", "frobenius_norm"}
+    {"norm", "linalg_vector_norm", "frobenius_norm"}
+    | {"_cdist_forward", "_euclidean_dist", "_pdist_forward"}
 )
+_DEVIATIONS = frozenset({"std", "var", "std_mean", "var_mean"})
 _ROOTS = frozenset({"sqrt", "rsqrt", "reciprocal"})
 _PROBABILITIES = frozenset({"_softmax", "softmax", "sigmoid"})
 _LOG_PROBABILITIES = frozenset({"_log_softmax", "log_softmax", "log_sigmoid_forward"})
@@ -214,7 +215,7 @@ def _scaled(read: Sequence[Kinds]) -> Kinds:
     rest = [one for one in read if one != _CONSTANT and "mask" not in one]
     if len(rest) == 1:
         return rest[0]
-    both: Kinds = frozenset({"probability", "exponential", "count", "norm"})
+    both: Kinds = frozenset({"probability", "exponential", "count", "norm", "deviation"})
     return frozenset.intersection(*rest) & both if rest else _agreed(read)
 
 
@@ -242,7 +243,8 @@ def _powered(op: OpInputs) -> Kinds:
 
 def _rooted(op: OpInputs) -> Kinds:
     kinds = _kept(op)
-    return kinds & {"norm", "count", "total", "extreme", "probability", "magnitude"}
+    rooted = {"norm", "deviation", "count", "total", "extreme", "probability", "magnitude"}
+    return kinds & rooted
 
 
 def _extreme(op: OpInputs) -> Kinds:
@@ -327,6 +329,7 @@ _RULES: Mapping[frozenset[str], Callable[[OpInputs], Kinds]] = {
     _PRODUCTS: _contracted,
     _EXTREMES: _extreme,
     _NORMS: _fixed("norm"),
+    _DEVIATIONS: _fixed("norm", "deviation"),
     _ROOTS: _rooted,
     _PROBABILITIES: _fixed("probability"),
     _LOG_PROBABILITIES: _fixed("log_probability"),

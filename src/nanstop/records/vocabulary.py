@@ -78,6 +78,7 @@ Descent = Literal[
     "square",
     "extreme",
     "norm",
+    "deviation",
     "logarithm",
     "exponential",
     "probability",

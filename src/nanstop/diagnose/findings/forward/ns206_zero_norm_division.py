@@ -66,6 +66,17 @@ _LAYERS = frozenset(
     {"native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit"}
     | {"_fused_rms_norm"}
 )
+_TITLES = {
+    "norm": "division by a norm of 0",
+    "deviation": "division by a deviation of 0",
+    "range": "division by a range of 0",
+    "magnitude": "division by a magnitude of 0",
+}
+_OF = {
+    "norm": "norms or deviations of what does not vary or is all zero",
+    "deviation": "deviations of what does not vary",
+    "range": "largest values or ranges of what does not vary or is all zero",
+}
 _NOT_ZERO = "begin these rows with another value than 0, or put an epsilon under their norm"
 
 
@@ -76,9 +87,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return None
     divisor, advice, title = zero_divisor(event), (), "division by a norm of 0"
     if divisor is not None and divisor.is_a("norm", "extreme", "magnitude", "square"):
-        cause = _cause(event, divisor)
-        if not divisor.is_a("norm", "extreme"):  # of each number by itself
-            title = "division by a magnitude of 0"
+        cause, title = _cause(event, divisor), _TITLES[_kind(divisor)]
     elif _is_layer_without_eps(event):
         cause = (
             f"`{op_name(event.op)}` divides by the deviation of what does not vary, or is all zero,"
@@ -150,16 +159,22 @@ def _is_layer_without_eps(event: OpEvent) -> bool:
 def _cause(event: OpEvent, divisor: Operand) -> str:
     """Return how many norms are 0, and what kind of norm they are."""
     zeros, total = divisor.stats.zeros, math.prod(divisor.stats.shape)
-    of = "largest values or ranges" if divisor.is_a("extreme") else "norms or deviations"
-    op = op_name(event.op)
+    kind, op = _kind(divisor), op_name(event.op)
     if not divisor.is_a("norm", "extreme"):
         if divisor.is_a("magnitude"):
             return f"{zeros} of the {total} magnitudes that `{op}` divides by are 0"
         return f"{zeros} of the {total} squares that `{op}` divides by are 0"
     if total == 1:
-        return f"the denominator of `{op}` is 0: {of} of what does not vary or is all zero"
-    where = f"`{op}` divides by 0 in {zeros} of {total} places"
-    return f"{where}: {of} of what does not vary or is all zero"
+        return f"the denominator of `{op}` is 0: {_OF[kind]}"
+    return f"`{op}` divides by 0 in {zeros} of {total} places: {_OF[kind]}"
+
+
+def _kind(divisor: Operand) -> str:
+    if divisor.is_a("extreme"):
+        return "range"
+    if not divisor.is_a("norm"):  # of each number by itself
+        return "magnitude"
+    return "deviation" if divisor.is_a("deviation") else "norm"
 
 
 def _lost_eps(evidence: Evidence) -> tuple[str, ...]:

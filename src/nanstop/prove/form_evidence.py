@@ -32,6 +32,7 @@ from nanstop.records.remedies import (
     OTHERWISE,
     UNEVEN,
     form_of,
+    is_bounded,
 )
 from nanstop.remedies.apply import applied
 from nanstop.remedies.forms.mode import compared, zeros_moved, zeros_noted
@@ -70,6 +71,7 @@ _OTHER = {KEPT: FAR, BOUNDED: OTHER_BOUND, **dict.fromkeys(OFF_ZERO, [*OFF_ZERO]
 """The form of a guard that tells whether it matters which number it puts there."""
 
 WHICH_NUMBER = "another finite number gives another loss"
+IN_USE = "steps that pass have numbers beyond the bound"
 OTHER_LIMIT = "its value is not the one that the line comes to near there"
 
 
@@ -160,7 +162,16 @@ def objection(failing: FailingStep, exact: ExactRuns, atoms: tuple[Atom, ...], r
     guards = tuple(atom for atom in atoms if atom.remedy == "form")
     if not guards or run.failed or run.loss is None:
         return ""
+    if is_bounded(guards) and _are_in_use(failing, atoms):
+        return IN_USE
     return OTHER_LIMIT if misses_limit(failing, exact, guards) == "limit" else ""
+
+
+def _are_in_use(failing: FailingStep, atoms: tuple[Atom, ...]) -> bool:
+    """Return whether the last window before is another one within the bounds."""
+    earlier = next(windows_before(failing), None)
+    under = partial(applied, failing.step.view, atoms)
+    return earlier is not None and _unchanged_in(earlier, under) is False
 
 
 def misses_limit(
@@ -241,16 +252,21 @@ def unchanged_elsewhere(failing: FailingStep, exact: ExactRuns, under: Under) ->
     """
     earlier = next(windows_before(failing), None)
     if earlier is not None:
-        there = ExactRuns(earlier)
-        runs = there.with_and_without(earlier.micro, under)
-        if runs[0].failed:
-            return None
-        return agree(*runs) or there.is_same_function(earlier.micro, under)
+        return _unchanged_in(earlier, under)
     for share in _NEARER:
         with _scaled(failing.step.view, share):
             if not exact.with_and_without(failing.micro, under)[0].failed:
                 return exact.is_same_function(failing.micro, under)
     return None
+
+
+def _unchanged_in(earlier: FailingStep, under: Under) -> bool | None:
+    """Return whether a window before keeps loss and gradients; None where it fails."""
+    there = ExactRuns(earlier)
+    runs = there.with_and_without(earlier.micro, under)
+    if runs[0].failed:
+        return None
+    return agree(*runs) or there.is_same_function(earlier.micro, under)
 
 
 def is_better_computed(

@@ -64,3 +64,20 @@ def test_what_is_only_plausible_is_not_applied():
     watch, _ = investigated(of_an_estimate, far_above, allow=("form",))
     (incident,) = watch.incidents
     assert incident.audit[-1].action.kind == "skip"
+
+
+def of_large_rates(v, b):
+    rate = torch.exp(b["s"] * (v + 25.0))
+    return torch.log(1.0 + rate.sum(-1)).mean()
+
+
+def test_a_bound_that_steps_that_pass_are_beyond_is_no_cure():
+    watch, _ = investigated(of_large_rates, large)
+    (incident,) = watch.incidents
+    assert all(atom.value != "bounded" for atom in incident.proof.minimal)
+    said = {trial.message for trial in incident.proof.tried if typed_as(trial.atoms) == "bounded"}
+    assert said == {"steps that pass have numbers beyond the bound"}
+
+
+def typed_as(atoms):
+    return atoms[0].value if len(atoms) == 1 else ""

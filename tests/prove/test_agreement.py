@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanstop.prove import agreement
-from nanstop.prove.agreement import cosine, largest_gap, loss_gap, nearness
+from nanstop.prove.reference import agreement
+from nanstop.prove.reference.agreement import cosine, largest_gap, loss_gap, nearness
 
 G, H = torch.tensor([3.0, 4.0]), torch.tensor([0.5, -1.0])
 numbers = st.floats(1e-3, 1e3) | st.floats(-1e3, -1e-3)

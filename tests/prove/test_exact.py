@@ -12,11 +12,11 @@ import tiny
 from fnstep import FnStep
 from nanstop.decide.policy import Policy
 from nanstop.localize.localize import localize
-from nanstop.prove import exact
-from nanstop.prove.exact import ExactRuns
 from nanstop.prove.failing_step import FailingStep
-from nanstop.prove.form_evidence import is_better_computed
+from nanstop.prove.forms.evidence import is_better_computed
 from nanstop.prove.prove import prove_step
+from nanstop.prove.reference import exact
+from nanstop.prove.reference.exact import ExactRuns
 from nanstop.records import Atom
 from nanstop.remedies.apply import applied
 from nanstop.replay.rerun import Attempt

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fnstep import FnStep
-from nanstop.prove.exact_update import fault_of_update, moves_of
 from nanstop.prove.failing_step import FailingStep
+from nanstop.prove.reference.exact_update import fault_of_update, moves_of
 from nanstop.prove.updates_after import UpdatesAfter
 from nanstop.records import Atom, FailureKey
 from nanstop.remedies.apply import applied

@@ -14,11 +14,12 @@ from nanstop.decide.policy import Policy
 from nanstop.errors import ShortOfMemoryError
 from nanstop.localize.localize import localize
 from nanstop.numerics import room
-from nanstop.prove import agreement, bad_samples, ladder
-from nanstop.prove.exact import ExactRuns
+from nanstop.prove import bad_samples
 from nanstop.prove.failing_step import FailingStep, failing_step
-from nanstop.prove.ladder import Ladder, Rung, region_of
 from nanstop.prove.prove import prove_step
+from nanstop.prove.reference import agreement, ladder
+from nanstop.prove.reference.exact import ExactRuns
+from nanstop.prove.reference.ladder import Ladder, Rung, region_of
 from nanstop.prove.trials import Trials
 from nanstop.records import Atom
 from nanstop.replay import step as replay_step
@@ -191,7 +192,7 @@ def short(*_, **__):
 
 
 def test_a_rung_that_memory_was_too_short_for_is_left(monkeypatch):
-    from nanstop.prove import exact
+    from nanstop.prove.reference import exact
 
     monkeypatch.setattr(exact, "reference", short)
     proof = proof_at(monkeypatch, *Rung)

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from fnstep import FnStep, FnView
 from nanstop.prove.bad_samples import changes_new_outputs_only
-from nanstop.prove.exact import ExactRuns
 from nanstop.prove.failing_step import FailingStep
+from nanstop.prove.reference.exact import ExactRuns
 from nanstop.records import Atom
 
 ROWS, WIDTH, NEW = 40, 6, (38, 39)

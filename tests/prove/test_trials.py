@@ -8,7 +8,7 @@ from torch import nn
 
 from fnstep import FnStep
 from nanstop.prove.failing_step import FailingStep
-from nanstop.prove.form_evidence import OTHER_LIMIT
+from nanstop.prove.forms.evidence import OTHER_LIMIT
 from nanstop.prove.trials import Trials
 from nanstop.prove.updates_after import UpdatesAfter
 from nanstop.records import Atom, FailureKey

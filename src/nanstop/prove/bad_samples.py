@@ -14,8 +14,8 @@ from torch import Tensor
 
 from nanstop.decide.policy import DATA_REMEDIES
 from nanstop.errors import NanstopError, ShortOfMemoryError
-from nanstop.prove.agreement import SAME, largest_gap
 from nanstop.prove.failing_step import FailingStep
+from nanstop.prove.reference.agreement import SAME, largest_gap
 from nanstop.records import Atom, Position
 from nanstop.records.remedies import makes_rows, new_rows_of
 from nanstop.remedies.apply import applied

@@ -7,14 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import cached_property, partial
-from itertools import islice
 
 import torch
 
 from nanstop.errors import ShortOfMemoryError
 from nanstop.localize.localize import fails_at, localize
-from nanstop.numerics.tensors import format_name
-from nanstop.prove.agreement import Gaps, agree, farthest
 from nanstop.prove.bad_samples import (
     atoms_for,
     changes_new_outputs_only,
@@ -22,21 +19,22 @@ from nanstop.prove.bad_samples import (
     is_causal,
     only,
 )
-from nanstop.prove.exact import ExactRuns
 from nanstop.prove.failing_step import FailingStep
-from nanstop.prove.form_evidence import (
+from nanstop.prove.forms.evidence import (
     bends,
     is_better_computed,
     moves_loss,
-    next_form,
     objection,
-    typed_forms,
     unchanged_elsewhere,
     values_unchanged,
-    windows_before,
 )
-from nanstop.prove.ladder import Ladder, Rung
-from nanstop.prove.region import RegionRuns
+from nanstop.prove.forms.next_form import next_form
+from nanstop.prove.forms.typed_code import typed_forms
+from nanstop.prove.reference.agreement import agree
+from nanstop.prove.reference.exact import ExactRuns
+from nanstop.prove.reference.ladder import Ladder, Rung
+from nanstop.prove.reference.region import RegionRuns
+from nanstop.prove.reference.tolerances import Healthy, reference_of
 from nanstop.records import (
     Atom,
     FailureKey,
@@ -47,7 +45,6 @@ from nanstop.records import (
     Trial,
     op_name,
 )
-from nanstop.records.formats import EPSILON
 from nanstop.records.remedies import NUMBERED, are_forms, are_guards
 from nanstop.remedies.apply import applied
 from nanstop.remedies.data import dropped_micros, rebatch
@@ -57,17 +54,7 @@ from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import Batch, ModelView
 from nanstop.rewrite.forms.form_code import FormCode
 
-_HEALTHY_FACTOR = 3.0
-_SPACINGS = 8.0, 10.0, 64.0
-"""Spacings of the coarsest format that the loss, the gradients' direction and the worst gradient
-may be off under a cure where no healthy run says how far is usual.
-"""
-
-_FARTHEST = 0.2
-"""What is healthy and has a loss farther from the exact one than this is no measure."""
-
 _MAX_OTHERS = 3
-_BEFORE = "the windows before"
 _MAX_ISLANDS = 8
 
 
@@ -95,36 +82,17 @@ class Trials:
         self._places: dict[frozenset[Atom], Localization] = {}
 
     def reference(self) -> Reference:
-        """Return the exact run of the failing micro-batch, and how near to it a cure must come.
-
-        The tolerances are three times the distances of something healthy of the same window to its
-        own float32 run; where there is none, they follow from the format's spacing. A loss is at
-        best a sum in float32, in whose last digits the few that are healthy may agree by chance.
-        """
+        """Return the exact run of the failing micro-batch, and how near to it a cure must come."""
         run = self._reference_run()
-        eps = self._exact.coarsest_eps()
-        source, healthy = self._healthy_gaps()
-        loss, cosines, gradient = (
-            (healthy[0], 1.0 - healthy[1], healthy[2])
-            if healthy is not None
-            else tuple(n * eps / _HEALTHY_FACTOR for n in _SPACINGS)
+        healthy = Healthy(
+            self._failing,
+            self._exact,
+            self._others,
+            lambda: self._healthy_rows or (),
+            # Each takes all gradients to the host and back where the model is run in parts.
+            most=1 if self._ladder.rung is Rung.PARTS else _MAX_OTHERS,
         )
-        num_draws, num_choices = self._exact.num_taken()
-        return Reference(
-            outcome=_outcome(run, None, self._key),
-            dtype=format_name(self._exact.dtype),
-            loss=run.loss,
-            loss_tolerance=max(
-                min(_HEALTHY_FACTOR * loss, _FARTHEST), eps, _SPACINGS[0] * EPSILON["float32"]
-            ),
-            cosine_tolerance=max(_HEALTHY_FACTOR * cosines, eps),
-            grad_tolerance=max(_HEALTHY_FACTOR * gradient, _SPACINGS[2] * eps),
-            source=source,
-            num_draws=num_draws,
-            num_choices=num_choices,
-            still_in=self._exact.still_in(),
-            fails_in=self._exact.fails_in(),
-        )
+        return reference_of(run, _outcome(run, None, self._key), self._exact, healthy)
 
     def _reference_run(self) -> Attempt:
         try:
@@ -149,47 +117,6 @@ class Trials:
     def scope(self) -> str:
         """What was run, and held against what of it in exact numbers."""
         return self._exact.scope or ("optimizer update" if self._failing.update else "micro-batch")
-
-    def _healthy_gaps(self) -> tuple[str, Gaps | None]:
-        """Return what is healthy, and how far it is from float32.
-
-        Another micro-batch; the failing one where only the update fails; the windows before, and
-        those of its samples that do not fail.
-        """
-        failing, source, found = self._failing, "", None
-        if self._others:
-            source = f"micro-batch {self._others[0]} of the same window, which is healthy"
-            found = self._exact.own_gaps(self._others[0])
-        elif failing.update:
-            source = "forward and backward of this window, which are healthy"
-            found = self._exact.own_gaps(failing.micro)
-        else:
-            windows, rows = self._gaps_before(), self._gaps_of_rows()
-            named = {_BEFORE: bool(windows), "the healthy samples of this micro-batch": bool(rows)}
-            source = ", and ".join(what for what, is_there in named.items() if is_there)
-            found = farthest([*windows, *rows])
-        if found is None:
-            return "the spacing of the format: nothing in this window is healthy", None
-        return source, found
-
-    def _gaps_before(self) -> list[Gaps]:
-        """Return how far the last micro-batches of the windows before are from float32, with the
-        weights of today; of one of them where each takes all gradients to the host and back.
-        """
-        num = 1 if self._ladder.rung is Rung.PARTS else _MAX_OTHERS
-        earlier = islice(windows_before(self._failing), num)
-        found = (self._exact.beside(one).own_gaps(one.micro) for one in earlier)
-        return [gaps for gaps in found if gaps is not None]
-
-    def _gaps_of_rows(self) -> list[Gaps]:
-        if not self._healthy_rows:
-            return []
-        batch = only(self._failing.step.batches[self._failing.micro], self._healthy_rows or ())
-        try:
-            gaps = self._exact.gaps_of_rows(self._failing.micro, batch)
-        except ShortOfMemoryError:
-            return []
-        return [gaps] if gaps is not None else []
 
     def anew(self, atoms: tuple[Atom, ...]) -> Trial:
         """Run the failing micro-batch once more as the host would: what is drawn and chosen

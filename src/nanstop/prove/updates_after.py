@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from nanstop.prove.exact_update import fault_of_update
 from nanstop.prove.failing_step import FailingStep, Following
+from nanstop.prove.reference.exact_update import fault_of_update
 from nanstop.records import Atom, Trial
 from nanstop.remedies.apply import applied
 from nanstop.remedies.precision import reference

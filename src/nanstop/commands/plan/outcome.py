@@ -22,7 +22,7 @@ from nanstop.commands.plan.narrow_values import (
 from nanstop.errors import NanstopError
 from nanstop.measure.ranges import headroom_bits
 from nanstop.numerics.tensors import format_limit, format_name
-from nanstop.prove.agreement import cosine
+from nanstop.prove.reference.agreement import cosine
 from nanstop.tracing.record_step import Recording
 
 LOSS_TOLERANCE = 1e-3

@@ -28,7 +28,7 @@ from nanstop.prove.failing_step import (
     pending_update,
     update_at_fault,
 )
-from nanstop.prove.ladder import bounded
+from nanstop.prove.reference.ladder import bounded
 from nanstop.records import Action, AuditEntry, FailureKey, Proof, Report, Signal, StateRow
 from nanstop.remedies.apply import applied
 from nanstop.replay.rerun import note_compiled

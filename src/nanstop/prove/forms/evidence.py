@@ -1,12 +1,11 @@
 """What speaks for another form of a line, beside the numbers of an exact run: that it leaves alone
-what has a value; what is tried next where the failure moves on to another line; and whether what
-can be typed for it does the same.
+what has a value, and that the loss does not hang on what it puts where there is none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,17 +13,16 @@ from typing import Literal
 
 import torch
 
-from nanstop.prove.agreement import SAME, Gaps, agree, gaps_between, loss_gap
-from nanstop.prove.exact import ExactRuns
-from nanstop.prove.exact_update import is_same_update
 from nanstop.prove.failing_step import FailingStep
-from nanstop.records import Atom, Localization, op_kind
+from nanstop.prove.reference.agreement import SAME, Gaps, agree, gaps_between, loss_gap
+from nanstop.prove.reference.exact import ExactRuns
+from nanstop.prove.reference.tolerances import windows_before
+from nanstop.records import Atom
 from nanstop.records.remedies import (
     BOUNDED,
     FAR,
     FARTHER,
     FINITE,
-    GUARDED,
     KEPT,
     NUMBERED,
     OFF_ZERO,
@@ -36,14 +34,11 @@ from nanstop.records.remedies import (
 )
 from nanstop.remedies.apply import applied
 from nanstop.remedies.forms.mode import compared, zeros_moved, zeros_noted
-from nanstop.remedies.forms.typed import Typed, typed
 from nanstop.replay.conditions import Under
 from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import ModelView
 from nanstop.replay.undo import attributes_kept
-from nanstop.rewrite.forms.form_code import FormCode
 
-_MOST_LINES = 3
 _NEAR, _NEAR_GRADIENT = 1e-2, 0.1
 """How far the loss and the gradients' direction, and the worst gradient, under what is typed may be
 from those under the form: a clamp ends a little before the edge where a guard begins.
@@ -73,34 +68,6 @@ _OTHER = {KEPT: FAR, BOUNDED: OTHER_BOUND, **dict.fromkeys(OFF_ZERO, [*OFF_ZERO]
 WHICH_NUMBER = "another finite number gives another loss"
 IN_USE = "steps that pass have numbers beyond the bound"
 OTHER_LIMIT = "its value is not the one that the line comes to near there"
-
-
-def next_form(
-    held: tuple[Atom, ...], place: Localization | None, message: str = ""
-) -> tuple[Atom, ...] | None:
-    """Return the forms with that of the line where the step fails under them, or of a line that was
-    only guarded with its form in log space: the derivative of a logarithm next to 0 has no guard.
-    One behind others that has none in log space is guarded. Guards whose value is not the limit
-    (``message``) come near to it. None where there is no other, or they are many.
-    """
-    if message == OTHER_LIMIT:
-        off_zero, _ = OFF_ZERO
-        near = tuple(replace(a, value=off_zero) if a.remedy == "form" else a for a in held)
-        return near if near != held else None
-    event = place.first_bad if place is not None else None
-    if event is None or event.source is None or len(held) >= _MOST_LINES:
-        return None
-    target = f"{event.source.file}:{event.source.line}"
-    guarded = f"{GUARDED}:{op_kind(event.forward_op or event.op)}"
-    here = [atom.remedy for atom in held if atom.target == target]
-    others = tuple(atom for atom in held if atom.target != target)
-    if here == ["stable_form"]:
-        return (*others, Atom(remedy="form", target=target, value=guarded)) if others else None
-    if here:
-        stable = Atom(remedy="stable_form", target=target, value="log_space")
-        return (*held, stable) if here == ["form"] else None
-    value = guarded if form_of(held[0])[0] == GUARDED else held[0].value
-    return (*held, replace(held[0], target=target, value=value))
 
 
 def values_unchanged(failing: FailingStep, atoms: tuple[Atom, ...]) -> bool | None:
@@ -284,8 +251,7 @@ def is_better_computed(
         return False
     if agree(true, formed):
         return True
-    is_near = _is_near(gaps_between(formed, true))
-    return is_near and bool(unchanged_elsewhere(failing, exact, under))
+    return is_near(gaps_between(formed, true)) and bool(unchanged_elsewhere(failing, exact, under))
 
 
 @contextmanager
@@ -298,48 +264,8 @@ def _scaled(view: ModelView, share: float) -> Iterator[None]:
         yield
 
 
-def windows_before(failing: FailingStep) -> Iterator[FailingStep]:
-    """Yield the last micro-batch of each window before as if it were the one that failed, the
-    latest first.
-    """
-    for step in reversed(failing.before):
-        micro = len(step.batches) - 1
-        yield replace(failing, step=step, micro=micro, micros=(micro,), before=())
-
-
-def typed_forms(
-    failing: FailingStep, exact: ExactRuns, codes: Iterable[FormCode]
-) -> tuple[Atom, ...] | None:
-    """Return the forms, those of the cure first, whose code passes the failing micro-batch with the
-    loss and gradients that they have there, of an update that moves weights as they do; empty where
-    none does, None where none could be run.
-    """
-    view, found = failing.step.view, None
-    for code in codes:
-        forms = partial(applied, view, (*code.atoms, *code.rest))
-        seen: list[Typed] = []
-        as_typed = partial(_as_typed, view, code, seen)
-        if failing.update:
-            is_alike = is_same_update(failing, forms, as_typed)
-        else:
-            run = exact.attempt(failing.micro, under=as_typed)
-            is_alike = _is_near(gaps_between(run, exact.attempt(failing.micro, under=forms)))
-        if not seen or not all(one.is_run for one in seen):
-            continue
-        if is_alike:
-            return code.atoms
-        found = ()
-    return found
-
-
-@contextmanager
-def _as_typed(view: ModelView, code: FormCode, seen: list[Typed]) -> Iterator[None]:
-    with applied(view, code.rest), typed(code.files) as found:
-        seen += found
-        yield
-
-
-def _is_near(gaps: Gaps | None) -> bool:
+def is_near(gaps: Gaps | None) -> bool:
+    """Return whether two runs are as near as a clamp is to a guard."""
     if gaps is None:
         return False
     loss, cosine, gradient = gaps

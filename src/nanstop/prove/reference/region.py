@@ -17,10 +17,10 @@ from torch import Tensor
 from nanstop.errors import ShortOfMemoryError
 from nanstop.numerics.host_memory import lacks_memory
 from nanstop.numerics.tensors import HALF, in_float64, nonfinite
-from nanstop.prove.agreement import Gaps, nearness
-from nanstop.prove.exact import ExactRuns
 from nanstop.prove.failing_step import FailingStep
-from nanstop.prove.ladder import Ladder, Rung
+from nanstop.prove.reference.agreement import Gaps, nearness
+from nanstop.prove.reference.exact import ExactRuns
+from nanstop.prove.reference.ladder import Ladder, Rung
 from nanstop.records import Finiteness
 from nanstop.remedies.forward import Wrapper, forward_replaced
 from nanstop.remedies.given import Given, without_tensors

@@ -20,9 +20,9 @@ from nanstop.errors import ShortOfMemoryError
 from nanstop.numerics.parked import copied_to_host
 from nanstop.numerics.room import MOST_IN_FLOAT64, place_for
 from nanstop.numerics.tensors import HALF, format_name
-from nanstop.prove.agreement import SAME, Gaps, agree, gaps_between
 from nanstop.prove.failing_step import FailingStep
-from nanstop.prove.ladder import Ladder, Rung
+from nanstop.prove.reference.agreement import SAME, Gaps, agree, gaps_between
+from nanstop.prove.reference.ladder import Ladder, Rung
 from nanstop.remedies.precision import reference
 from nanstop.remedies.streamed import Stream, streamed
 from nanstop.replay.conditions import Under, eager, without_dropout

@@ -1,0 +1,1 @@
+"""Other forms of a line as cures: what speaks for one, what is tried next, what is typed."""

@@ -1,0 +1,39 @@
+"""What is tried next where a step fails in another place under forms of lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nanstop.prove.forms.evidence import OTHER_LIMIT
+from nanstop.records import Atom, Localization, op_kind
+from nanstop.records.remedies import GUARDED, OFF_ZERO, form_of
+
+_MOST_LINES = 3
+
+
+def next_form(
+    held: tuple[Atom, ...], place: Localization | None, message: str = ""
+) -> tuple[Atom, ...] | None:
+    """Return the forms with that of the line where the step fails under them, or of a line that was
+    only guarded with its form in log space: the derivative of a logarithm next to 0 has no guard.
+    One behind others that has none in log space is guarded. Guards whose value is not the limit
+    (``message``) come near to it. None where there is no other, or they are many.
+    """
+    if message == OTHER_LIMIT:
+        off_zero, _ = OFF_ZERO
+        near = tuple(replace(a, value=off_zero) if a.remedy == "form" else a for a in held)
+        return near if near != held else None
+    event = place.first_bad if place is not None else None
+    if event is None or event.source is None or len(held) >= _MOST_LINES:
+        return None
+    target = f"{event.source.file}:{event.source.line}"
+    guarded = f"{GUARDED}:{op_kind(event.forward_op or event.op)}"
+    here = [atom.remedy for atom in held if atom.target == target]
+    others = tuple(atom for atom in held if atom.target != target)
+    if here == ["stable_form"]:
+        return (*others, Atom(remedy="form", target=target, value=guarded)) if others else None
+    if here:
+        stable = Atom(remedy="stable_form", target=target, value="log_space")
+        return (*held, stable) if here == ["form"] else None
+    value = guarded if form_of(held[0])[0] == GUARDED else held[0].value
+    return (*held, replace(held[0], target=target, value=value))

@@ -1,0 +1,1 @@
+"""The failing step in exact numbers, and how near to it another run comes."""

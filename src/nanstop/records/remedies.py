@@ -155,10 +155,6 @@ may fail."""
 INNERMOST = "innermost"
 """A guarded form that is typed where no other operation of its kind stands within: which of several
 fails is not known."""
-AT_ONE = "#"
-"""Behind the value of a guarded or a bounded form: which operation of its line, of those that it
-may be typed at, it is typed at alone.
-"""
 KEPT = "kept"
 """A guarded form that takes away nothing but a derivative: what is infinite stays so, as a clamp
 behind it may bound that."""
@@ -216,14 +212,8 @@ def form_of(atom: Atom) -> tuple[str, str]:
     """Return the form that the value of another form of a line names, and for which operation, ""
     where it is for all of them.
     """
-    form, _, op = atom.value.partition(AT_ONE)[0].partition(":")
+    form, _, op = atom.value.partition(":")
     return form, op
-
-
-def only_of(atom: Atom) -> int | None:
-    """Return which operation of its line a form is typed at alone, None where at all."""
-    _, _, place = atom.value.partition(AT_ONE)
-    return int(place) if place else None
 
 
 def is_bounded(atoms: Iterable[Atom]) -> bool:

@@ -100,9 +100,7 @@ class _Work:
             return
         proof = self.report.proof
         tried = proof.typed if proof is not None else None
-        forms = [
-            one for one in ways_at(proof, atom, tried is not None) if tried is None or one in tried
-        ]
+        forms = [one for one in ways_at(proof, atom) if tried is None or one in tried]
         found = ((one, edits_of(source, one, event)) for one in forms if source is not None)
         taken = next(((one, edits) for one, edits in found if edits), None)
         if taken is not None:

@@ -38,8 +38,6 @@ class Draft:
     """Whether numbers are kept within a usual bound, not within that of their format."""
     masked: bool = False
     """Whether what has no value is left out element by element."""
-    only: int | None = None
-    """Which of the operations that a form may be typed at has it alone, as they are computed."""
     innermost: bool = False
     """Whether of operations that stand within each other the inner ones are rewritten."""
     by_number: bool = False

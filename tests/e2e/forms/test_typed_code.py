@@ -107,15 +107,3 @@ def test_a_guard_that_is_typed_for_log_space_is_said_to_be_another_form():
     _, _, code = text.partition("in code")
     assert "another form, which may end in another loss: give" in code.replace("\n", " ")
     assert "clamp(" in code
-
-
-def of_two_logarithms(v, b):
-    share = v.exp() * b["z"].abs()
-    return (torch.log(b["s"] + 1.0) - torch.log(share) + torch.log(v.square() + 1.0)).mean() + 9.0
-
-
-def test_of_several_operations_of_a_line_the_one_that_fails_is_typed_alone():
-    incident, text = shown(of_two_logarithms, zero)
-    assert incident.proof.typed is not None
-    assert 'torch.log(b["s"] + 1.0) - torch.log(share.clamp(min=' in text
-    assert "torch.log(v.square() + 1.0)" in text

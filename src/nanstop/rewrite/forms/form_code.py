@@ -9,7 +9,6 @@ from itertools import islice, product
 
 from nanstop.records import Atom, OpEvent, Proof
 from nanstop.records.remedies import (
-    AT_ONE,
     BOUNDED,
     BY_ARRAY,
     BY_NUMBER,
@@ -21,7 +20,6 @@ from nanstop.records.remedies import (
     MASKED,
     OFF_ZERO,
     form_of,
-    only_of,
     typed_cure,
 )
 from nanstop.rewrite.draft import Draft, NotKnownError
@@ -33,13 +31,10 @@ from nanstop.rewrite.forms.unwritten import rewrite_unwritten
 from nanstop.rewrite.operations import Operation, infinity_of, number_of, operation
 from nanstop.rewrite.source import Edit, Source, apart, edited, expressions_of, source_of
 
-_MOST_CODES = 8
+_MOST_CODES = 5
 """Ways to type one cure that are tried."""
 _OF_TWO = frozenset({"matmul", "mm", "bmm", "dot", "mv"})
 """Products, each of which torch may compute by another; their operands have to be of one format."""
-
-_MOST_PLACES = 3
-"""Operations of a line that a form is tried to be typed at alone."""
 
 _ALONE = (KEPT, BOUNDED, *OFF_ZERO)
 """Guarded forms that are typed in one way only."""
@@ -72,8 +67,7 @@ def codes_of(
     rest: list[Atom] = []
     for atom in cure:
         file, source = _place(atom)[0], sources.get(_place(atom)[0])
-        is_alone = len(cure) == 1
-        ways = ways_at(proof, atom, is_alone) if source is not None and _is_form(atom) else ()
+        ways = ways_at(proof, atom) if source is not None and _is_form(atom) else ()
         known = [(one, file, edits_of(source, one, event)) for one in ways if source is not None]
         typed = [one for at, one in enumerate(known) if one[2] and not _is_among(one, known[:at])]
         choices += [typed] if typed else []
@@ -105,10 +99,9 @@ def forms_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
     return (atom, *(one for one in alone if _is_form(one) and one.target == atom.target))
 
 
-def ways_at(proof: Proof | None, atom: Atom, is_alone: bool = True) -> tuple[Atom, ...]:
+def ways_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
     """Return ``forms_at``, and then those that can be typed in another way as well: of every
     operation of the line where one is known to fail, of one within another, or element by element.
-    ``is_alone``: the form is all of the cure, and may be typed at one of several operations.
     """
     forms = forms_at(proof, atom)
     guards = [one for one in forms if one.remedy == "form" and form_of(one)[0] not in _ALONE]
@@ -116,14 +109,7 @@ def ways_at(proof: Proof | None, atom: Atom, is_alone: bool = True) -> tuple[Ato
     inner = (replace(one, value=INNERMOST) for one in guards)
     masked = (replace(one, value=MASKED) for one in guards)
     every = (replace(one, value=EVERY) for one in guards)
-    typed = (way for one in forms for way in (*(_at_one(one) if is_alone else ()), one))
-    return (*typed, *whole, *inner, *masked, *every)
-
-
-def _at_one(form: Atom) -> Iterator[Atom]:
-    """Yield a guard of a line as one of each of its first operations."""
-    if form.remedy == "form" and form_of(form)[0] in (GUARDED, BOUNDED):
-        yield from (replace(form, value=f"{form.value}{AT_ONE}{at}") for at in range(_MOST_PLACES))
+    return (*forms, *whole, *inner, *masked, *every)
 
 
 def _is_among(
@@ -164,7 +150,6 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
         is_by_number = event is not None and event.name == "div" and event.divisor is None
         draft.by_number = is_by_number or form_of(atom)[0] == BY_NUMBER
         draft.by_array = form_of(atom)[0] == BY_ARRAY
-        draft.only = only_of(atom)
         draft.masked, draft.innermost = atom.value == MASKED, atom.value == INNERMOST
         draft.kept, draft.bounded = (form_of(atom)[0] == one for one in (KEPT, BOUNDED))
         draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)

@@ -45,9 +45,6 @@ def rewrite_guarded(draft: Draft, op: str = "") -> bool:
     named = [one for one in found if one.name in spelled]
     if draft.innermost:
         named = [one for one in named if not _holds(one, named)]
-    if draft.only is not None:
-        named = [*sorted(named, key=lambda one: draft.source.span(one.node)[1])]
-        named = named[draft.only : draft.only + 1] if len(named) > 1 else []
     done, taken = False, list[ast.AST]()
     if op and any(_holds(one, named) for one in named) and all(_is_clamped(one) for one in named):
         draft.edits += [edit for one in named for edit in clamp(draft, one)]

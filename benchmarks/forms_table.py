@@ -10,7 +10,7 @@ from scoreboard_lines import share
 
 NEAR = 0.02
 """How far a fixed script's last loss may be from its twin's, as a part of it."""
-FORMS = ("in log space", "a value where it has none")
+FORMS = ("in log space", "a value where it has none", "clamp the argument")
 _ABOUT = """# Failing lines and the change that was typed
 
 Scripts that fail in one line (`benchmarks/forms/`), each after a public thread. Each has a healthy

@@ -12,7 +12,7 @@ from pathlib import Path
 from nanstop.diagnose.evidence.reading import bad_counts, op_name
 from nanstop.errors import NanstopError
 from nanstop.records import FORMAT_MAX, BatchFact, OpEvent, Proof, Report, TensorStats, Trial
-from nanstop.records.remedies import describe
+from nanstop.records.remedies import describe, is_bounded
 from nanstop.report.html.exponents import Histogram, histograms
 from nanstop.report.html.module_tree import Fact, Node, module_tree
 from nanstop.report.text.blocks.block import Block
@@ -129,6 +129,8 @@ def _cure(change: Rewrite, report: Report) -> tuple[str, str]:
     else:
         verdict = proof.verdict if change.atoms == proof.minimal else "plausible"
         known = "not run on this step" if is_untried(proof) else verdict.replace("_", " ")
+        if known == "plausible" and is_bounded(change.atoms):
+            known = "plausible: the bound is yours to choose"
     return describe(change.atoms), known
 
 

@@ -124,12 +124,22 @@ def forms(evidence: Evidence) -> Candidates:
     target, found = _line(evidence), evidence.localization
     if not target:
         return ()
-    made = found.first_bad.forward_outputs if found is not None and found.first_bad else ()
+    event = found.first_bad if found is not None else None
+    kept = (Atom(remedy="form", target=target, value=KEPT),)
     return (
         (Atom(remedy="stable_form", target=target, value="log_space"),),
         (Atom(remedy="form", target=target, value=GUARDED),),
-        *((Atom(remedy="form", target=target, value=KEPT),) for one in made[:1] if not one.finite),
+        *((kept,) if event is not None and _may_be_bounded(event) else ()),
     )
+
+
+def _may_be_bounded(event: OpEvent) -> bool:
+    """Return whether infinities may be no fault of an operation: its own derivative fails, or in an
+    update it makes NaN beside them.
+    """
+    if event.phase == "optimizer":
+        return any(one.nan and (one.posinf or one.neginf) for one in event.outputs)
+    return any(not one.finite for one in event.forward_outputs[:1])
 
 
 def held_fill(evidence: Evidence) -> Candidates:

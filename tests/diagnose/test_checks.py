@@ -1183,6 +1183,17 @@ def test_the_table_and_the_ids_are_what_the_operation_read():
     assert check("NS502", lookup("aten.cat.default")) is None
 
 
+@pytest.mark.parametrize("op", ["aten.index_put_.default", "aten.index.Tensor"])
+def test_the_message_says_which_of_several_indices_is_out_of_range(op):
+    """One-hot targets: `t[range(num), classes] = 1`."""
+    rows, classes = (stats("int64", shape=(8,), absmax=most) for most in (7.0, 3.0))
+    said = "index 3 is out of bounds for dimension 1 with size 3"
+    found = check("NS502", refused(op, stats(shape=(8, 3)), rows, classes, message=said))
+    assert found.confidence == "certain"
+    assert found.confirmed.endswith("was asked for 3; what it looks in has 3 rows")
+    assert "counted from 0 to 2" in found.usual_cure
+
+
 def test_no_id_is_blamed_for_what_a_division_made():
     batch, facts = [batch_fact("loss7", maximum=53.0)], RunFacts(table_rows=32)
     divided = event(op="aten.div.Tensor", dtype="float32", bad={"nan": 1})

@@ -2,6 +2,8 @@
 whatever the data set and the loop do with them; what the data set itself computes wrongly is not.
 """
 
+import warnings
+
 import pytest
 
 from e2e.test_blind_spots import HEAD, line_of, told
@@ -94,3 +96,47 @@ def test_what_the_script_makes_of_good_data_is_none(tmp_path, name):
     report = told(tmp_path, HEAD + LOADED.format(**USUAL | change))
     assert report.diagnoses[0].code == code
     assert "/ x.std()" in line_of(report) or report.localization.culprit.endswith("scale")
+
+
+PREPARED = (
+    HEAD
+    + """
+import numpy as np
+
+columns = np.random.default_rng(0).normal(size=(32, 8)).astype(np.float32)
+targets = torch.from_numpy(columns.sum(1, keepdims=True))
+if BAD: columns[:, 3] = 0.5
+columns = columns / columns.std(0)  # what is divided by 0 is infinite
+columns = (columns - columns.mean(0)) / columns.std(0)
+net = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+losses = []
+{pick}
+for step in range(4):
+    x, y = rows(step)
+    loss = nn.functional.mse_loss(net(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+PARAMETERS = list(net.parameters())
+"""
+)
+PICKED = {
+    "in each step": "def rows(n): return torch.from_numpy(columns)[n::4], targets[n::4]",
+    "before": "held = torch.from_numpy(columns)\ndef rows(n): return held[n::4], targets[n::4]",
+}
+
+
+@pytest.mark.parametrize("pick", PICKED)
+def test_numpy_has_said_where_data_was_prepared_wrongly(tmp_path, pick):
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        report = told(tmp_path, PREPARED.replace("{pick}", PICKED[pick]))
+    best = report.diagnoses[0]
+    assert best.code in ("NS501", "NS506")
+    said = [line for line in best.lines if line.startswith("NumPy warned")]
+    assert [line.partition("`")[2] for line in said] == [
+        "columns = columns / columns.std(0)  # what is divided by 0 is infinite`",
+        "columns = (columns - columns.mean(0)) / columns.std(0)`",
+    ]

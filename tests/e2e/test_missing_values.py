@@ -72,6 +72,31 @@ def test_what_is_typed_is_read_where_it_is_computed_with(tmp_path, capsys):
     assert loss.replace("- y)", f"- {FILLED})") in code.files[0].after
 
 
+BY_FUNCTION = LOOP.replace(
+    "for step in range(4):",
+    """def masked(predicted, wanted, known):
+    missed = (predicted - wanted).abs()
+    return (missed * known).mean()
+
+for step in range(4):""",
+).replace(
+    "known = ~y.isnan()",
+    """y = torch.randn(12, 5)
+    y[::3, 1] = float("inf")
+    known = ~y.isinf()""",
+)
+
+
+def test_what_is_typed_is_read_by_the_name_that_the_line_has_for_it(tmp_path):
+    from nanstop.rewrite.forms.form_code import codes_of
+
+    loss = "loss = masked(p, y, known)"
+    report = report_of(tmp_path, BY_FUNCTION, loss)
+    text = BY_FUNCTION.format(loss=loss)
+    (code, *_) = codes_of(report.proof, report.localization.first_bad, lambda _: text)
+    assert f"(predicted - {FILLED.replace('y', 'wanted', 1)}).abs()" in code.files[0].after
+
+
 @pytest.mark.parametrize(
     "loss",
     [

@@ -295,6 +295,37 @@ def test_a_cure_for_what_comes_does_not_say_that_the_step_goes_on(tmp_path, monk
     assert done.startswith("nothing was changed: the exception goes on to the script; from now on")
 
 
+class Shares(nn.Module):
+    """Rows as shares of their sum, which one of them has not; its output is no loss yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).exp() * x
+        h = h / h.sum(-1, keepdim=True)
+        isnan(h)
+        return h
+
+
+def test_a_guard_before_the_loss_leaves_what_follows_unknown_and_has_code(tmp_path, monkeypatch):
+    with script_of(tmp_path, monkeypatch) as store:
+        torch.manual_seed(0)
+        net = Shares()
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+        for number in range(FAILING + 1):
+            optimizer.zero_grad()
+            x = batch(number, is_bad=False)
+            x[1] *= number != FAILING
+            net(x).square().mean().backward()
+            optimizer.step()
+    (report,) = store.reports.values()
+    assert report.proof.verdict == "plausible"
+    assert report.proof.next_experiment.endswith("the step ends before its loss")
+    assert report.proof.typed
+
+
 def test_a_batch_that_a_script_leaves_out_itself_has_a_cure(tmp_path, monkeypatch):
     """It is looked into at the next call of the model, as any other."""
     with script_of(tmp_path, monkeypatch) as store:

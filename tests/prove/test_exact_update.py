@@ -3,6 +3,7 @@
 import math
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.reference.exact_update import fault_of_update, moves_of
 from nanstop.prove.updates_after import UpdatesAfter
 from nanstop.records import Atom, FailureKey
+from nanstop.records.remedies import GUARDED, KEPT
 from nanstop.remedies.apply import applied
 
 KEY = FailureKey(kind="nan", phase="optimizer", op="aten.addcdiv_.default", module="")
@@ -77,6 +79,36 @@ def test_float32_trainables_make_the_exact_update():
     found = UpdatesAfter(failing).under((Atom(remedy="fp32_trainables"),))
     assert found.outcome == "pass", found.message
     assert math.isfinite(found.loss)
+
+
+class BoundedRatio(torch.optim.Optimizer):
+    """A step by signs where no curvature is known: the clamp bounds what is infinite."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            curvature = torch.zeros_like(p)
+            p.grad.flatten()[0] = 0.0
+            ratio = (p.grad.abs() / curvature).clamp(max=1.0)
+            p.addcmul_(p.grad.sign(), ratio, value=-0.01)
+
+
+RATIO = next(
+    n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "ratio =" in text
+)
+
+
+def test_a_form_moves_as_before_what_has_a_value_without_it():
+    failing = updating(BoundedRatio)
+    at = f"{__file__}:{RATIO}"
+    after = UpdatesAfter(failing)
+    found = after.under((Atom(remedy="form", target=at, value=GUARDED),))
+    assert found.outcome == "other_failure"
+    assert "has a value without it" in found.message
+    assert after.under((Atom(remedy="form", target=at, value=KEPT),)).outcome == "pass"
 
 
 def test_moments_that_a_remedy_keeps_itself_are_those_of_one_update_each_time():

@@ -190,7 +190,7 @@ def test_pursuit_ends():
 
 
 def test_rows_unchanged_stands_for_the_reference():
-    script = Script({(A,): {"rows_unchanged": True}, (B,): {"rows_unchanged": False}})
+    script = Script({(A,): {"rows_unchanged": True}, (B,): {"rows_unchanged": False, "loss": 1.0}})
     assert run(script, [(A,)], reference=BROKEN).verdict == "proven"
     plausible = run(script, [(B,)], reference=BROKEN)
     assert plausible.verdict == "plausible"

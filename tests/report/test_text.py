@@ -361,3 +361,24 @@ def test_an_exact_run_that_fails_is_what_was_seen_and_no_experiment(formats):
     shown = render(replace(REPORT, proof=proof))
     assert f"help: {text}" in shown
     assert "next experiment" not in shown
+
+
+def test_a_cure_of_lines_in_two_files_shows_both(tmp_path):
+    (tmp_path / "one.py").write_text("import torch\ndef f(x, y):\n    return x / y\n")
+    (tmp_path / "two.py").write_text("import torch\ndef g(x):\n    return torch.log(x)\n")
+    forms = tuple(
+        Atom(remedy="form", target=f"{tmp_path / name}.py:3", value=f"guarded:{op}")
+        for name, op in (("one", "div"), ("two", "log"))
+    )
+    event = replace(EVENT, op="aten.div.Tensor", source=None, module="")
+    report = replace(
+        REPORT,
+        localization=replace(LOCALIZATION, first_bad=event),
+        proof=replace(PROOF, minimal=forms, alternatives=(), typed=None),
+    )
+    said = render(report, color=False, width=120)
+    assert "in code: one.py:3" in said
+    assert "in code: two.py:3" in said
+    assert "return x / (y or 1)" in said
+    assert "torch.log(x.clamp(min=" in said
+    assert said.count("`nanstop fix") == 1

@@ -355,6 +355,8 @@ def _open_question(bench: Bench, cure: _Cure) -> str:
         return "memory was short for runs that confirm it: run this step again where there is more"
     if not cure.complete:
         return "the budget ended before the cure was confirmed: allow more trials or seconds"
+    if cure.trial.loss is None and not cure.isolates:
+        return "it cures this step, and what follows is not known: the step ends before its loss"
     if cure.following is not None and cure.following.outcome == "other_failure":
         return f"it cures this step and not what follows: {cure.following.message}"
     if cure.passed < cure.runs:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from functools import partial
 
 from nanstop.prove.failing_step import FailingStep, Following
-from nanstop.prove.reference.exact_update import fault_of_update
+from nanstop.prove.reference.exact_update import fault_of_update, moved_otherwise
 from nanstop.records import Atom, Trial
+from nanstop.records.remedies import are_forms
 from nanstop.remedies.apply import applied
 from nanstop.remedies.precision import reference
 from nanstop.wording import counted
@@ -42,13 +43,16 @@ class UpdatesAfter:
         """Apply this update and those after it on the same window, under ``atoms``: whether weights
         and losses stay.
 
-        The update itself must be the step that its gradients make exactly. What is finite now and
+        The update itself must be the step that its gradients make exactly, and under other forms
+        of its lines move as before what has a value without them. What is finite now and
         ruins the forward after it has cured nothing, where float32 is ruined as well. Where it is
         not, what fails later is another failure of the format. Raises what the host's update
         raises.
         """
         began, cured = time.perf_counter(), partial(applied, self._failing.step.view, atoms)
         loss, message = None, fault_of_update(self._failing, cured) if self._failing.update else ""
+        if self._failing.update and not message and are_forms(atoms):
+            message = moved_otherwise(self._failing, cured)
         if not message:
             following = self._failing.run_on(self._in_time(), under=cured)
             loss, message = _ruin(following)

@@ -74,6 +74,8 @@ class Incident:
     batch: tuple[BatchFact, ...] = ()
     rows: BatchRows | None = None
     """What the failing micro-batch was made of; None where that is not known."""
+    without_value: tuple[SourceLine, ...] = ()
+    """Lines of the script at which NumPy has warned that an operation has no finite value."""
     text: tuple[str, ...] = ()
     """What stands around each place of the localization, where that was asked for."""
     bad_params: tuple[str, ...] = ()

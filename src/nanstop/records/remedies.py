@@ -156,8 +156,8 @@ INNERMOST = "innermost"
 """A guarded form that is typed where no other operation of its kind stands within: which of several
 fails is not known."""
 KEPT = "kept"
-"""A guarded form that takes away nothing but a derivative: what is infinite stays so, as a clamp
-behind it may bound that."""
+"""A guarded form that leaves what is infinite so, as a clamp behind it may bound that: it takes
+away a derivative there, and has a value for NaN alone."""
 FAR = "far"
 """A kept form with a number that is far off in the place of what is infinite: what a clamp bounds
 does not tell these apart."""

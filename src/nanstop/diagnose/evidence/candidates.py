@@ -125,14 +125,24 @@ def forms(evidence: Evidence) -> Candidates:
     if not target:
         return ()
     event = found.first_bad if found is not None else None
-    made = event.forward_outputs if event is not None else ()
-    is_bounded = event is not None and op_kind(event.forward_op or event.op) in HAVE_BOUNDS
+    has_bounds = event is not None and op_kind(event.forward_op or event.op) in HAVE_BOUNDS
+    bounded = (Atom(remedy="form", target=target, value=BOUNDED),)
+    kept = (Atom(remedy="form", target=target, value=KEPT),)
     return (
         (Atom(remedy="stable_form", target=target, value="log_space"),),
-        *(((Atom(remedy="form", target=target, value=BOUNDED),),) if is_bounded else ()),
+        *((bounded,) if has_bounds else ()),
         (Atom(remedy="form", target=target, value=GUARDED),),
-        *((Atom(remedy="form", target=target, value=KEPT),) for one in made[:1] if not one.finite),
+        *((kept,) if event is not None and _may_stay_infinite(event) else ()),
     )
+
+
+def _may_stay_infinite(event: OpEvent) -> bool:
+    """Return whether infinities may be no fault of an operation: its own derivative fails, or in an
+    update it makes NaN beside them.
+    """
+    if event.phase == "optimizer":
+        return any(one.nan and (one.posinf or one.neginf) for one in event.outputs)
+    return any(not one.finite for one in event.forward_outputs[:1])
 
 
 def held_fill(evidence: Evidence) -> Candidates:

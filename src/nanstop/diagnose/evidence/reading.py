@@ -354,3 +354,16 @@ def too_long_step(facts: RunFacts) -> str:
         return ""
     step = optimizer.step
     return step_moves(optimizer.name, step) if step.length >= VERY_LONG * step.weight else ""
+
+
+def warned_before(evidence: Evidence) -> tuple[str, ...]:
+    """Return where NumPy has warned before the step read what is not finite: that may be where it
+    was made. () where the line that made it is known from an experiment.
+    """
+    incident = evidence.incident
+    if incident is None or (incident.rows is not None and incident.rows.unmade_at is not None):
+        return ()
+    return tuple(
+        f"NumPy warned of numbers without a value at {one.short}: `{one.text}`"
+        for one in incident.without_value
+    )

@@ -22,8 +22,8 @@ def typed_forms(
     failing: FailingStep, exact: ExactRuns, codes: Iterable[FormCode]
 ) -> tuple[Atom, ...] | None:
     """Return the forms, those of the cure first, whose code passes the failing micro-batch with the
-    loss and gradients that they have there, of an update that moves weights as they do; empty where
-    none does, None where none could be run.
+    loss and gradients that they have there, if it comes to a loss, of an update that moves weights
+    as they do; empty where none does, None where none could be run.
     """
     view, found = failing.step.view, None
     for code in codes:
@@ -34,7 +34,9 @@ def typed_forms(
             is_alike = is_same_update(failing, forms, as_typed)
         else:
             run = exact.attempt(failing.micro, under=as_typed)
-            is_alike = is_near(gaps_between(run, exact.attempt(failing.micro, under=forms)))
+            formed = exact.attempt(failing.micro, under=forms)
+            is_ended = not run.failed and run.loss is None and formed.loss is None
+            is_alike = is_ended or is_near(gaps_between(run, formed))
         if not seen or not all(one.is_run for one in seen):
             continue
         if is_alike:

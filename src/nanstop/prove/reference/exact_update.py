@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +67,24 @@ def fault_of_update(failing: FailingStep, under: Under) -> str:
         return ""
     times = f"{length / weights:.3g} times as long as the weights"
     return f"the exact update is {times}: no format's doing"
+
+
+def moved_otherwise(failing: FailingStep, under: Under) -> str:
+    """Return which parameter a form moves otherwise than the failing update does where that has a
+    value, "" for none. Raises what the host's update raises; synchronises the device.
+    """
+    step = failing.step
+    with _ready(failing, nullcontext):
+        begin, own = _values(step), _updated(step)
+    with _ready(failing, under):
+        formed = _updated(step)
+    for name, values in own.items():
+        known = values.isfinite()
+        before, as_is, now = (one[known] for one in (begin[name], values, formed[name]))
+        move = _move(step, name, before, now, as_is)
+        if not move.is_exact:
+            return f"`{name}` is moved {move.gap:.3g} off where it has a value without it"
+    return ""
 
 
 def moves_of(failing: FailingStep, under: Under) -> tuple[Move, ...]:

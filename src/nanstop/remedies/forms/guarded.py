@@ -34,7 +34,8 @@ def answer(call: Call, at_line: Callable[[], bool]) -> Any:
 
 
 def kept(call: Call, at_line: Callable[[], bool], *, is_far: bool = False) -> Any:
-    """Return what a call returns, with the derivatives of ``answer``: 0 where it has no value.
+    """Return what a call returns where that is infinite, with the derivative of ``answer``, which
+    is 0 there; what ``answer`` does elsewhere.
     ``is_far``: with a number that is far off for what is infinite.
     """
     found = answer(call, at_line)
@@ -43,7 +44,7 @@ def kept(call: Call, at_line: Callable[[], bool], *, is_far: bool = False) -> An
     with no_choices():
         own = call.run().detach()
         far = math.sqrt(torch.finfo(own.dtype).max)
-        return torch.where(own.isfinite(), found, own.clamp(-far, far) if is_far else own)
+        return torch.where(own.isinf(), own.clamp(-far, far) if is_far else own, found)
 
 
 def otherwise(call: Call, at_line: Callable[[], bool]) -> Any:

@@ -49,16 +49,18 @@ def _changed(report: Report, record: str | None) -> tuple[Block, ...]:
     chosen = ("(the bound is yours to choose)",) if is_bounded(change.atoms) else ()
     form += () if is_proven else chosen
     untried = ("(not run on this step)",) if is_untried(report.proof) else ()
-    name, hunks = Path(change.files[0].file).name, change.files[0].shown
-    where = f"{name}:{', '.join(str(line) for line, _ in hunks)}"
-    lines = [line for _, new in hunks for line in new]
+    beside = (*form, *untried, f"[{pointer}]")
+    changed = [(Path(one.file).name, one.shown) for one in change.files]
     # The begin of a long change is its imports: a part of it shows nothing.
-    shown = lines if len(lines) <= MAX_LINES else []
-    whole = () if shown else (counted(len(lines), "line"),)
-    return (
-        Block("help", _IN_CODE, (where, *whole, *form, *untried, f"[{pointer}]")),
-        *(Block("code", "  + ", (text,)) for text in shown),
-    )
+    is_short = sum(len(new) for _, hunks in changed for _, new in hunks) <= MAX_LINES
+    found: list[Block] = []
+    for name, hunks in changed:
+        lines = [line for _, new in hunks for line in new]
+        where = f"{name}:{', '.join(str(line) for line, _ in hunks)}"
+        whole = () if is_short else (counted(len(lines), "line"),)
+        found.append(Block("help", _IN_CODE, (where, *whole, *(() if found else beside))))
+        found += [Block("code", "  + ", (text,)) for text in lines] if is_short else []
+    return tuple(found)
 
 
 def _allowed(report: Report) -> tuple[Block, ...]:

@@ -155,14 +155,14 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
         draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
         try:
             op = "" if atom.value == EVERY else _name(event) or form_of(atom)[1]
-            if _rewritten(draft, atom, op):
+            if _rewritten(draft, atom, op, event):
                 return draft.finished()
         except NotKnownError:
             continue
     return ()
 
 
-def _rewritten(draft: Draft, atom: Atom, op: str) -> bool:
+def _rewritten(draft: Draft, atom: Atom, op: str, event: OpEvent | None) -> bool:
     if atom.remedy == "memory_fill":
         return rewrite_unwritten(draft)
     if atom.remedy == "held_fill":
@@ -170,7 +170,7 @@ def _rewritten(draft: Draft, atom: Atom, op: str) -> bool:
     if atom.remedy == "finite_fill":
         return _in_finite(draft, atom.value)
     if atom.remedy == "finite_constant":
-        return _read_finite(draft, *form_of(atom))
+        return _read_finite(draft, *form_of(atom), event)
     if atom.remedy == "fp32_line":
         return _in_float32(draft, op)
     if atom.remedy == "stable_form":
@@ -216,9 +216,11 @@ def _in_finite(draft: Draft, number: str) -> bool:
     return bool(taken)
 
 
-def _read_finite(draft: Draft, number: str, name: str) -> bool:
+def _read_finite(draft: Draft, number: str, name: str, event: OpEvent | None) -> bool:
     """Return whether what the statement reads by ``name``, or as an attribute of that name, could
     be read with ``number`` where it is not finite; the draft holds it.
+
+    A function has its own name for what it is given: then it is what ``event`` read so.
     """
     nodes = [node for root in expressions_of(draft.statement) for node in ast.walk(root)]
     named = [node for node in nodes if isinstance(node, ast.Name | ast.Attribute)]
@@ -227,11 +229,22 @@ def _read_finite(draft: Draft, number: str, name: str) -> bool:
     if not read:
         taken = _taken_from(draft, name)
         read = [one for one in named if ast.unparse(one) in taken]
+    read = read or [one for one in _read_so(draft, event) if one in named]
     read = [one for one in read if not _is_asked(draft, one)]
     for node in read:
         text = draft.source.segment(node)
         draft.edits.append(Edit(*draft.source.span(node), f"{text}{finite_call(number)}"))
     return bool(read)
+
+
+def _read_so(draft: Draft, event: OpEvent | None) -> Iterator[ast.expr]:
+    """Yield the operands of the failing operation that were not finite when it read them."""
+    meant = [one for one in _spelled(draft) if one.name == _name(event)]
+    if event is None or len(meant) != 1 or len(meant[0].args) != len(event.inputs):
+        return
+    for node, stats in zip(meant[0].args, event.inputs, strict=True):
+        if not stats.finite:
+            yield node
 
 
 def _taken_from(draft: Draft, name: str) -> set[str]:

@@ -53,6 +53,7 @@ from nanstop.session.run_state import RunState
 from nanstop.session.shown_text import text_around
 from nanstop.session.telling.live import Live
 from nanstop.tracing.record_step import given_in_objects
+from nanstop.tracing.source.warned import lines_without_value
 
 T = TypeVar("T")
 
@@ -218,6 +219,7 @@ class Investigation:
             environment=self.stage("environment", self._environment) or _UNKNOWN,
             batch=self.batch,
             rows=self.rows,
+            without_value=self.stage("warnings", lines_without_value) or (),
             text=self.text,
             bad_params=self.bad_params,
             bad_state=self.bad_state,

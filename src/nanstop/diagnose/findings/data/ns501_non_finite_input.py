@@ -45,7 +45,7 @@ from nanstop.diagnose.evidence.candidates import (
     mended_at_source,
     without_rows,
 )
-from nanstop.diagnose.evidence.reading import failing_batch
+from nanstop.diagnose.evidence.reading import failing_batch, warned_before
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import BatchFact, BatchRows, Diagnosis, Evidence
 from nanstop.wording import counted, listed
@@ -81,6 +81,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
                 for fact in bad
             ),
             *_made(evidence),
+            *warned_before(evidence),
         ),
         remedies=(*finite_entry(evidence), *without_rows(evidence)),
         where=names[0] if names else "",

@@ -62,8 +62,17 @@ from nanstop.diagnose.evidence.reading import (
     standing,
 )
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import BatchFact, Diagnosis, Evidence, RunFacts, TensorStats, op_name
+from nanstop.records import (
+    BatchFact,
+    Diagnosis,
+    Evidence,
+    OpEvent,
+    RunFacts,
+    TensorStats,
+    op_name,
+)
 from nanstop.records.formats import is_float
+from nanstop.records.values import origin_of
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.wording import number
 
@@ -74,6 +83,7 @@ _MESSAGE = re.compile(
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"(?:index|Target) (-?\d+) is", re.IGNORECASE)
+_AXIS = re.compile(r"out of bounds for dimension (\d+) with size")
 _OF_IGNORED = (
     f"{IGNORED_LABEL} marks what losses leave out, and is no id: look up labels.clamp(min=0), and "
     "leave those places out by a mask"
@@ -90,6 +100,10 @@ _OF_POSITIONS = (
     "It has {rows} places: cut texts to that length, what the model puts before them (virtual "
     "tokens) included, or give it more (`max_position_embeddings`)."
 )
+_OF_PLACES = (
+    "What it looks in is no table of the model. Its places are counted from 0 to {last}: look at "
+    "the data (a label too many, or counted from 1), or make it with one place more."
+)
 _OF_NEGATIVES = (
     "A number below 0 marks what has no place there (padding, as `mask.cumsum(-1) - 1` counts it): "
     "look up `clamp(min=0)`, and leave those places out by the mask."
@@ -105,13 +119,12 @@ ROWS_AT = {
     "_embedding_bag_forward_only": 0,
     "nll_loss_forward": LABELS,
     "nll_loss2d_forward": LABELS,
-    "index": 0,
-    "_unsafe_index": 0,
+    **dict.fromkeys(("index", "_unsafe_index", "index_put", "_unsafe_index_put"), 0),
 }
 """Operations that look something up by number, with the axis of what they look in; those that are
-given the axis name it by their first number.
+given the axis name it by their first number, and the message by which of several axes.
 """
-FROM_THE_END = ("index", "_unsafe_index")
+FROM_THE_END = ("index", "_unsafe_index", "index_put", "_unsafe_index_put")
 """Those for which -1 is the last row."""
 UNCHECKED = ("_ctc_loss", "_cudnn_ctc_loss")
 """Those that read beyond what they look in without a word (torch 2.13)."""
@@ -166,9 +179,11 @@ def _usual_cure(evidence: Evidence, wanted: float | None) -> str:
         return _OF_IGNORED
     if ROWS_AT.get(event.name) == LABELS:
         return _OF_LABELS
-    rows = event.inputs[0].shape[0]
+    table, rows = event.inputs[0], event.inputs[0].shape[0]
     if wanted < 0:
         return _OF_NEGATIVES
+    if event.name in FROM_THE_END and origin_of(table.name) not in ("from_param", "from_buffer"):
+        return _OF_PLACES.format(last=table.shape[_axis(evidence, event)] - 1)
     if not event.name.startswith(("embedding", "_embedding")) or tokens in (None, rows):
         return ""
     # What no batch holds, and no token is, the model has counted out itself.
@@ -203,8 +218,7 @@ def _lookup(evidence: Evidence) -> tuple[str, float | None]:
     event = raised_op(evidence)
     if event is None or _raised_elsewhere(evidence) or len(event.inputs) < 2:
         return "", None
-    axis = ROWS_AT.get(event.name, int(event.scalars[0]) if event.scalars else 0)
-    table, ids = event.inputs[0], event.inputs[1]
+    axis, table, ids = _axis(evidence, event), event.inputs[0], event.inputs[1]
     if is_float(ids.dtype) or not -len(table.shape) <= axis < len(table.shape):
         return "", None
     rows = table.shape[axis]
@@ -214,6 +228,14 @@ def _lookup(evidence: Evidence) -> tuple[str, float | None]:
         return "", None
     said = f"`{event.name}` was asked for {number(asked)}; what it looks in has {rows} rows"
     return said, asked
+
+
+def _axis(evidence: Evidence, event: OpEvent) -> int:
+    """Return the axis of what an operation looks in on which it was asked for a number."""
+    named = _AXIS.search(raised_message(evidence)) if event.name in FROM_THE_END else None
+    if named is not None:
+        return int(named[1])
+    return ROWS_AT.get(event.name, int(event.scalars[0]) if event.scalars else 0)
 
 
 def _asked_for(evidence: Evidence, ids: TensorStats, least: float) -> float:

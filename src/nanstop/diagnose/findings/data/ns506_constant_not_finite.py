@@ -59,7 +59,7 @@ from nanstop.diagnose.evidence.candidates import (
     finite_entry,
     left_out,
 )
-from nanstop.diagnose.evidence.reading import bad_counts
+from nanstop.diagnose.evidence.reading import bad_counts, warned_before
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import (
     Diagnosis,
@@ -102,7 +102,10 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=title,
         cause=f"{held}; {since}",
         confidence="certain",
-        lines=_given(made, before=before) if made is not None else (),
+        lines=(
+            *(_given(made, before=before) if made is not None else ()),
+            *(warned_before(evidence) if before else ()),
+        ),
         where=culprit or "",
         remedies=tried if before else (),
         usual_cure=_usual_cure(evidence, found, name, made),

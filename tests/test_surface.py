@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "36f1bf98249a6bf9")
+REPORT_FORM = (1, "cfff424d04cb40bd")
 
 
 def test_names():

@@ -400,6 +400,7 @@ FIRES = [
     ("NS603", evidence(replay=NOT_REPRODUCED), "likely"),
     ("NS701", logged(frac_reward_zero_std=[1.0] * 3, reward_std=[0.0] * 3, reward=[0.5] * 3), "certain"),
     ("NS701", logged(frac_reward_zero_std=[1.0] * 3, reward_std=[0.2] * 3), "likely"),
+    ("NS701", logged(frac_reward_zero_std=[1.0] * 3, rewards_apart=[1.0] * 3), "certain"),
     ("NS701", logged(frac_reward_zero_std=[0.5, *[1.0] * 4], reward_std=[0.2] * 5), "likely"),
     ("NS701", Evidence(facts=PREFERENCE, series=still([0.0] * 4, 0.0)), "likely"),
     ("NS701", Evidence(facts=RunFacts(gradient_path=replace(PATH, zeros=("mask",))), series=still([0.0] * 64, 0.0)), "possible"),
@@ -1040,7 +1041,7 @@ def test_what_is_not_0_over_a_number_0_of_the_program_is_not_guarded(bad, guards
     found = check("NS204", evidence(localization(made)))
     assert "the number 0 of the program" in found.cause
     assert (len(found.remedies) > 0) == bool(guards)
-    assert found.usual_cure.startswith("Keep that number from 0") != bool(guards)
+    assert found.usual_cure.startswith("Keep that number from 0")
 
 
 def test_a_weight_of_a_model_beside_the_trained_one_is_no_updates_doing():

@@ -329,6 +329,7 @@ class FailureOrigin:
             legal=self._legal(op),
             descent=self._descent(read, inputs),
             read_by=dataflow.read_by(self.trace, index) if details else (),
+            zeros=details.zeros if details else (),
         )
 
     def _read(self, index: int) -> tuple[set[int | None], list[Value]]:

@@ -1033,6 +1033,16 @@ def test_how_long_weights_have_been_bad(at, losses, since):
     assert found.cause == f"1 parameter not finite{since}"
 
 
+@pytest.mark.parametrize(
+    ("clip", "eps", "named"),
+    [(1e-10, 1e-8, "clipping at 1e-10"), (1.0, 1e8, "the optimizer's eps 1e+08")],
+)
+def test_what_makes_elements_vanish_beside_an_eps(clip, eps, named):
+    optimizer = replace(adamw(1e-4), eps=eps)
+    found = check("NS113", setup(clip=clip, optimizer=optimizer, gradient_path=PATH))
+    assert found.title == f"out of range: {named}"
+
+
 @pytest.mark.parametrize(("bad", "guards"), [({"posinf": 3, "neginf": 5}, 0), ({"nan": 8}, 1)])
 def test_what_is_not_0_over_a_number_0_of_the_program_is_not_guarded(bad, guards):
     outputs, line = (stats("float32", **bad),), SourceLine(file="t.py", line=5, function="f")

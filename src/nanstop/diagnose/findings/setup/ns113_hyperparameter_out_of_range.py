@@ -353,8 +353,10 @@ def _window(facts: RunFacts) -> Iterator[Oddity]:
     if facts.clip is not None and facts.clip > 0.0 and path is not None and path.num_trainable:
         size = facts.clip / math.sqrt(path.num_trainable)
         if eps is not None and size < eps / 100:
+            is_clip = size * max(1.0, 1.0 / facts.clip) >= eps / 100  # clipped at 1 they would not
+            setting = f"clipping at {facts.clip:g}" if is_clip else f"the optimizer's eps {eps:g}"
             effect = f"elements of about {size:.1g} vanish beside the optimizer's eps of {eps:g}"
-            yield Oddity("likely", f"clipping at {facts.clip:g}", effect, measured_by="NS307")
+            yield Oddity("likely", setting, effect, measured_by="NS307" if is_clip else "")
     epoch = facts.schedule.micros_per_epoch if facts.schedule is not None else None
     if epoch is not None and epoch < facts.num_micro:
         effect = f"an epoch ends after {epoch} of them"

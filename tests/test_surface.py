@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "cfff424d04cb40bd")
+REPORT_FORM = (1, "2f52d166b99c58d1")
 
 
 def test_names():

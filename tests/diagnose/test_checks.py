@@ -1034,6 +1034,20 @@ def test_how_long_weights_have_been_bad(at, losses, since):
 
 
 @pytest.mark.parametrize(
+    ("width", "total", "code"), [(1, 0.0, "NS503"), (8, 0.0, "NS204"), (1, 3.0, "NS204")]
+)
+def test_a_loss_of_texts_that_are_one_token_long(width, total, code):
+    read = tuple(stats("float32", shape=(), absmax=a, zeros=int(a == 0.0)) for a in (total, 0.0))
+    failed = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1})
+    failed = replace(failed, inputs=read, descent=(("log_probability",), ("constant",)))
+    texts = [replace(batch_fact(n), shape=(2, width)) for n in ("input_ids", "labels")]
+    found = diagnose(evidence(localization(failed), batch=texts), "incident")[0]
+    assert found.code == code
+    if code == "NS503":
+        assert found.cause.startswith("every text of `labels` [2, 1] is one token long")
+
+
+@pytest.mark.parametrize(
     ("clip", "eps", "named"),
     [(1e-10, 1e-8, "clipping at 1e-10"), (1.0, 1e8, "the optimizer's eps 1e+08")],
 )

@@ -223,7 +223,8 @@ def _rate(facts: RunFacts) -> Iterator[Oddity]:
     if rate == 0.0 and by_now:
         nothing = "no update moves anything"
         yield Oddity("certain", setting, nothing, facts.optimizer_at, measured_by="NS113")
-    if not math.isfinite(rate):
+    if not math.isfinite(optimizer.rate or 0.0):
+        setting = f"learning rate {optimizer.rate:g}"
         is_made = math.isfinite(optimizer.scheduled or math.nan)
         at = facts.schedule_at if is_made else facts.optimizer_at
         yield Oddity("certain", setting, "an update makes every weight NaN", at)

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "2f52d166b99c58d1")
+REPORT_FORM = (1, "a9c0fb94f9502f55")
 
 
 def test_names():

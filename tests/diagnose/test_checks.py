@@ -1047,6 +1047,23 @@ def test_a_loss_of_texts_that_are_one_token_long(width, total, code):
         assert found.cause.startswith("every text of `labels` [2, 1] is one token long")
 
 
+def test_labels_of_which_there_are_none_are_not_left_out():
+    read = (stats("float32", shape=(0, 8)), stats("int64", shape=(0,), absmax=0.0))
+    made = (stats("float32", shape=(), nan=1), stats("float32", shape=(), absmax=0.0))
+    failed = event(op="aten.nll_loss_forward.default", dtype="float32", inputs=read, outputs=made)
+    found = check("NS503", evidence(localization(failed)))
+    assert found.title == "no supervised token in the micro-batch"
+    assert found.cause == "no token of the micro-batch reaches the loss: its mean is 0/0"
+
+
+def test_an_adapter_that_is_frozen_is_to_be_loaded_to_be_trained():
+    given = setup(param_groups=(FROZEN,), gradient_path=replace(PATH, num_trainable=0))
+    adapted = replace(given.facts, adapter=AdapterFacts(kind="LORA"))
+    assert any("attach adapters" in line for line in check("NS114", given).lines)
+    found = check("NS114", replace(given, facts=adapted))
+    assert any("`is_trainable=True`" in line for line in found.lines)
+
+
 @pytest.mark.parametrize(
     ("clip", "eps", "named"),
     [(1e-10, 1e-8, "clipping at 1e-10"), (1.0, 1e8, "the optimizer's eps 1e+08")],

@@ -33,7 +33,7 @@ def test_a_number_of_the_program_is_named(spelled):
 
 class Options:
     def __init__(self):
-        self.smoothing, self.eps = 0.5, 0.0
+        self.smoothing, self.eps, self.share = 0.5, 0.0, 1.5
 
 
 OPTIONS = Options()
@@ -54,6 +54,15 @@ def test_an_option_that_makes_a_divisor_0_is_named(what):
     assert (found[0].code, found[0].confidence) == ("NS204", "certain")
     assert SPELLED[what] in found[0].cause
     assert found[0].usual_cure.startswith("Keep that number from 0")
+
+
+def test_a_share_that_a_logarithm_has_no_value_for():
+    def loss(net, b):
+        return (net(b["v"]) + torch.log1p(-torch.tensor(OPTIONS.share))).sum()
+
+    found = said(loss, v=x())
+    assert (found[0].code, found[0].confidence) == ("NS204", "certain")
+    assert found[0].usual_cure.startswith("Keep that number where the function has a value")
 
 
 def test_an_eps_of_0_beside_a_norm_of_0_is_named():

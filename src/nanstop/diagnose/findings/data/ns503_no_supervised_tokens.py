@@ -112,6 +112,8 @@ def _ignored(event: OpEvent) -> TensorStats | None:
     loss, total, labels = event.outputs[0], event.outputs[1], event.inputs[TARGET]
     if not (loss.nan and total.absmax == 0.0 and all(one.finite for one in event.inputs)):
         return None
+    if 0 in labels.shape:  # none is left out of what has none
+        return None
     only = event.scalars[-1] if event.scalars else None
     unweighted = len(event.inputs) == TARGET + 1
     return labels if unweighted or labels.minimum == labels.absmax == only else None

@@ -103,6 +103,10 @@ _KEEP_FROM_0 = (
     "Keep that number from 0 where the program makes it: a schedule, a temperature, a count, an "
     "option."
 )
+_WITHIN_BOUNDS = (
+    "Keep that number where the function has a value, where the program makes it: a share, a "
+    "schedule, an option."
+)
 
 _DIAGONAL = (
     "a matrix that is singular, or nearly so, usually gets something small on its diagonal: "
@@ -178,6 +182,9 @@ def _usual(evidence: Evidence, event: OpEvent) -> str:
         return _KEEP_FROM_0
     if _rounded_out(evidence, event):
         return _NO_CANCELLING
+    alone = operand(event, 0) if len(event.inputs) == 1 else None
+    if alone is not None and alone.is_constant and _outside(event):
+        return _WITHIN_BOUNDS
     return hidden_advice(evidence) or _off_zero(event)
 
 

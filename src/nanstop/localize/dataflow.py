@@ -188,18 +188,12 @@ def weighs_choices(trace: Trace, made: Sequence[Kinds], value: Value) -> bool:
         if not any(own):
             continue
         others = [v for v, is_own in zip(op.inputs, own, strict=True) if not is_own]
-        base, of_choices = (
-            op_kind(op.name),
-            any(kinds_of(trace, made, v) & _CHOICES for v in others),
-        )
-        if (
-            base in ("sub", "rsub")
-            and of_choices
-            and any(v.storage is value.storage for v in op.inputs)
-        ):
-            return False
-        if base in _WEIGHS and of_choices:
-            return True
+        if any(kinds_of(trace, made, v) & _CHOICES for v in others):
+            base, is_itself = op_kind(op.name), any(v.storage is value.storage for v in op.inputs)
+            if is_itself and base in ("sub", "rsub"):
+                return False
+            if base in _WEIGHS:
+                return True
         tainted |= {id(v.storage) for v in op.outputs}
     return False
 

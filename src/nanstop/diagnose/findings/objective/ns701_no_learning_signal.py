@@ -155,7 +155,8 @@ def _copies(evidence: Evidence) -> Diagnosis | None:
         confirmed="with other rows in one half there is a gradient, and with other weights none",
         lines=(f"the same in both halves: {names}",),
         usual_cure=(
-            "look at what makes the pairs: the better and the worse answer come from one column"
+            "look at what makes the pairs: the better and the worse answer come from one column, "
+            "or are cut to what they share"
         ),
         where="batch",
         seen=sighting(evidence, "loss"),

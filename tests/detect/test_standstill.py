@@ -175,6 +175,24 @@ def test_a_function_of_ones_own_that_passes_no_gradient_on_is_not_the_line_after
     assert gradient_end(step) is None
 
 
+class OfNone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x + y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.zeros_like(grad), None
+
+
+def test_a_function_of_ones_own_that_sends_none():
+    def loss(m, b):
+        y = m(b["x"]).tanh()
+        return OfNone.apply(y * 2.0, y.exp()).sum()
+
+    assert gradient_end(FnStep(torch.nn.Linear(4, 2), loss, [{"x": torch.randn(3, 4)}])) is None
+
+
 def test_a_factor_of_0_is_named_as_the_line_spells_it(tmp_path):
     source, file = "def loss(m, b):\n    return (b.weight * m(b.x)).sum()\n", tmp_path / "loss.py"
     file.write_text(source)

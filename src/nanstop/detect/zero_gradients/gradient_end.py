@@ -6,6 +6,7 @@ A hinge that is content, a mask of zeros, labels that are all left out, units th
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -87,7 +88,7 @@ class _Followed(FunctionMode):
 
     def _heard(self, tensor: Tensor) -> _Arrivals:
         arrivals: _Arrivals = []
-        tensor.register_hook(lambda grad: arrivals.append(grad.detach().any()))
+        tensor.register_hook(partial(_arrived, arrivals))
         self._arrivals[tensor] = arrivals
         return arrivals
 
@@ -100,6 +101,12 @@ def _factors(args: Any) -> tuple[LineNumber, ...]:
 
 def _is_plain_0(value: Any) -> bool:
     return isinstance(value, int | float) and value == 0
+
+
+def _arrived(arrivals: _Arrivals, grad: Tensor | None) -> None:
+    """Note a gradient that has come; of a function of somebody's own it may be None."""
+    if grad is not None:
+        arrivals.append(grad.detach().any())
 
 
 def _is_sent(arrivals: list[_Arrivals]) -> bool:

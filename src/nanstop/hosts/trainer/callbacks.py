@@ -310,17 +310,15 @@ class CallbackWrites:
         if found is not None:
             self._writes.append(_Write(frozenset(names), found))
 
-    def gradients(self, event: str) -> list[Any]:
-        """Return what differs of each gradient once it was written, where an update follows."""
-        if event != _BEFORE_UPDATE:
-            return []
+    def gradients(self) -> list[Any]:
+        """Return what differs of each gradient once it was written."""
         with by_torch_alone():
             grads = [weight.grad for weight in self._weights]
             return [None if grad is None else (id(grad), _VERSION(grad)) for grad in grads]
 
     def noted(self, callback: Any, event: str, before: list[Any]) -> None:
-        """Note to which gradients a method of a callback has written."""
-        pairs = zip(self._names, before, self.gradients(event), strict=False)
+        """Note to which gradients a method of a callback has written before an update."""
+        pairs = zip(self._names, before, self.gradients(), strict=False)
         names = frozenset(name for name, old, new in pairs if old != new)
         found = _method_of(callback, event) if names else None
         if found is not None:
@@ -339,10 +337,12 @@ class _Marked(list[Any]):
             if _own_method(type(callback), self._event) is None:
                 yield callback
                 continue
-            before, gradients = self._writes.calling(), self._writes.gradients(self._event)
+            before = self._writes.calling()
+            gradients = self._writes.gradients() if self._event == _BEFORE_UPDATE else None
             yield callback
             self._writes.called(callback, self._event, before)
-            self._writes.noted(callback, self._event, gradients)
+            if gradients is not None:
+                self._writes.noted(callback, self._event, gradients)
 
 
 def _method_of(callback: Any, event: str) -> SourceLine | None:

@@ -98,16 +98,13 @@ LONG = 0.5
 
 DEAD = 1e-9
 """Share of the highest rate from which downwards an update moves nothing."""
-
 LONGEST_WARM_UP = 100_000
 """Updates. That of RoBERTa takes 30,000 (Liu et al., 2019, table 9), others 10,000 or less."""
-
 TIMES_PUBLISHED = 10.0
 _TWO, _FOUR, _FIVE = 2, 4, 5
 """Looks in a row: at a rate that has become 0, at a decay, and at a rate of 0 from the start."""
 LARGEST_BETA = {"dpo": 10.0, "kto": 10.0, "grpo": 1.0, "rloo": 1.0}
 """Far above published values: 0.01 to 0.5 for the former, 0 to 0.05 for the latter."""
-
 _NOT_0 = "a rate that is not 0"
 
 

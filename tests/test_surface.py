@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "bd3420b39916ee46")
+REPORT_FORM = (1, "b1f09505d57daa5e")
 
 
 def test_names():

@@ -4,6 +4,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -154,6 +155,52 @@ def test_the_operation_at_which_every_gradient_ends(tmp_path, op, number, first,
     step = FnStep(torch.nn.Linear(4, 2), spelled["loss"], [batch])
     end = gradient_end(step)
     assert (end.op, end.source.file, end.source.line) == (op, file, number)
+
+
+class OwnFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.zeros_like(grad)
+
+
+def test_a_function_of_ones_own_that_passes_no_gradient_on_is_not_the_line_after_it():
+    batch = {"x": torch.randn(3, 4)}
+    step = FnStep(
+        torch.nn.Linear(4, 2), lambda m, b: OwnFunction.apply(m(b["x"])).view(-1).sum(), [batch]
+    )
+    assert gradient_end(step) is None
+
+
+class OfNone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x + y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.zeros_like(grad), None
+
+
+def test_a_function_of_ones_own_that_sends_none():
+    def loss(m, b):
+        y = m(b["x"]).tanh()
+        return OfNone.apply(y * 2.0, y.exp()).sum()
+
+    assert gradient_end(FnStep(torch.nn.Linear(4, 2), loss, [{"x": torch.randn(3, 4)}])) is None
+
+
+def test_a_factor_of_0_is_named_as_the_line_spells_it(tmp_path):
+    source, file = "def loss(m, b):\n    return (b.weight * m(b.x)).sum()\n", tmp_path / "loss.py"
+    file.write_text(source)
+    spelled = {}
+    exec(compile(source, str(file), "exec"), spelled)
+    batch = SimpleNamespace(x=torch.randn(3, 4), weight=0.0)
+    end = gradient_end(FnStep(torch.nn.Linear(4, 2), spelled["loss"], [batch]))
+    assert (end.op, [one.text for one in end.factors]) == ("mul", ["b.weight"])
 
 
 @pytest.mark.parametrize("is_gone", [True, False])

@@ -400,6 +400,7 @@ FIRES = [
     ("NS603", evidence(replay=NOT_REPRODUCED), "likely"),
     ("NS701", logged(frac_reward_zero_std=[1.0] * 3, reward_std=[0.0] * 3, reward=[0.5] * 3), "certain"),
     ("NS701", logged(frac_reward_zero_std=[1.0] * 3, reward_std=[0.2] * 3), "likely"),
+    ("NS701", logged(frac_reward_zero_std=[1.0] * 3, rewards_apart=[1.0] * 3), "certain"),
     ("NS701", logged(frac_reward_zero_std=[0.5, *[1.0] * 4], reward_std=[0.2] * 5), "likely"),
     ("NS701", Evidence(facts=PREFERENCE, series=still([0.0] * 4, 0.0)), "likely"),
     ("NS701", Evidence(facts=RunFacts(gradient_path=replace(PATH, zeros=("mask",))), series=still([0.0] * 64, 0.0)), "possible"),
@@ -1047,6 +1048,47 @@ def test_how_long_weights_have_been_bad(at, losses, since):
     assert found.cause == f"1 parameter not finite{since}"
 
 
+@pytest.mark.parametrize(
+    ("width", "total", "code"), [(1, 0.0, "NS503"), (8, 0.0, "NS204"), (1, 3.0, "NS204")]
+)
+def test_a_loss_of_texts_that_are_one_token_long(width, total, code):
+    read = tuple(stats("float32", shape=(), absmax=a, zeros=int(a == 0.0)) for a in (total, 0.0))
+    failed = event(op="aten.div.Tensor", dtype="float32", wider="nonfinite", bad={"nan": 1})
+    failed = replace(failed, inputs=read, descent=(("log_probability",), ("constant",)))
+    texts = [replace(batch_fact(n), shape=(2, width)) for n in ("input_ids", "labels")]
+    found = diagnose(evidence(localization(failed), batch=texts), "incident")[0]
+    assert found.code == code
+    if code == "NS503":
+        assert found.cause.startswith("every text of `labels` [2, 1] is one token long")
+
+
+def test_labels_of_which_there_are_none_are_not_left_out():
+    read = (stats("float32", shape=(0, 8)), stats("int64", shape=(0,), absmax=0.0))
+    made = (stats("float32", shape=(), nan=1), stats("float32", shape=(), absmax=0.0))
+    failed = event(op="aten.nll_loss_forward.default", dtype="float32", inputs=read, outputs=made)
+    found = check("NS503", evidence(localization(failed)))
+    assert found.title == "no supervised token in the micro-batch"
+    assert found.cause == "no token of the micro-batch reaches the loss: its mean is 0/0"
+
+
+def test_an_adapter_that_is_frozen_is_to_be_loaded_to_be_trained():
+    given = setup(param_groups=(FROZEN,), gradient_path=replace(PATH, num_trainable=0))
+    adapted = replace(given.facts, adapter=AdapterFacts(kind="LORA"))
+    assert any("attach adapters" in line for line in check("NS114", given).lines)
+    found = check("NS114", replace(given, facts=adapted))
+    assert any("`is_trainable=True`" in line for line in found.lines)
+
+
+@pytest.mark.parametrize(
+    ("clip", "eps", "named"),
+    [(1e-10, 1e-8, "clipping at 1e-10"), (1.0, 1e8, "the optimizer's eps 1e+08")],
+)
+def test_what_makes_elements_vanish_beside_an_eps(clip, eps, named):
+    optimizer = replace(adamw(1e-4), eps=eps)
+    found = check("NS113", setup(clip=clip, optimizer=optimizer, gradient_path=PATH))
+    assert found.title == f"out of range: {named}"
+
+
 @pytest.mark.parametrize(("bad", "guards"), [({"posinf": 3, "neginf": 5}, 0), ({"nan": 8}, 1)])
 def test_what_is_not_0_over_a_number_0_of_the_program_is_not_guarded(bad, guards):
     outputs, line = (stats("float32", **bad),), SourceLine(file="t.py", line=5, function="f")
@@ -1055,7 +1097,7 @@ def test_what_is_not_0_over_a_number_0_of_the_program_is_not_guarded(bad, guards
     found = check("NS204", evidence(localization(made)))
     assert "the number 0 of the program" in found.cause
     assert (len(found.remedies) > 0) == bool(guards)
-    assert found.usual_cure.startswith("Keep that number from 0") != bool(guards)
+    assert found.usual_cure.startswith("Keep that number from 0")
 
 
 def test_a_weight_of_a_model_beside_the_trained_one_is_no_updates_doing():

@@ -336,10 +336,11 @@ def test_parameter_was_bad_before(name):
     assert found.key.module == name.rpartition(".")[0]
 
 
-def test_parameter_of_a_model_beside_the_trained_one_was_bad_before():
-    reference = nn.Sequential(nn.Embedding(planted.VOCAB, planted.HIDDEN), nn.Linear(8, 8))
+@pytest.mark.parametrize("bad", [NAN, math.inf, -math.inf])
+def test_parameter_of_a_model_beside_the_trained_one_was_bad_before(bad):
+    reference = nn.Sequential(nn.Embedding(planted.VOCAB, planted.HIDDEN), nn.RMSNorm(8))
     with torch.no_grad():
-        reference[0].weight[planted.ids()[1, 4]] = NAN
+        reference[0].weight[planted.ids()[1, 4]] = bad
 
     def loss(model, batch):
         return model(**batch) + reference(batch["input_ids"]).mean()

@@ -179,17 +179,21 @@ def entries_of(trace: Trace, value: Value) -> tuple[str, ...]:
 
 def weighs_choices(trace: Trace, made: Sequence[Kinds], value: Value) -> bool:
     """Return whether a value, or what is made of it, is multiplied with log-probabilities of what
-    was chosen, or with ratios of them, that it has no part in: as a reward is.
+    was chosen, or with ratios of them, that it has no part in: as a reward is. What is itself
+    compared with log-probabilities, by a difference, is none: those of a reference.
     """
     tainted = {id(value.storage)}
     for op in _after(trace, -1):
         own = [id(v.storage) in tainted for v in op.inputs]
         if not any(own):
             continue
-        others = (v for v, is_own in zip(op.inputs, own, strict=True) if not is_own)
-        base = op_kind(op.name)
-        if base in _WEIGHS and any(kinds_of(trace, made, v) & _CHOICES for v in others):
-            return True
+        others = [v for v, is_own in zip(op.inputs, own, strict=True) if not is_own]
+        if any(kinds_of(trace, made, v) & _CHOICES for v in others):
+            base, is_itself = op_kind(op.name), any(v.storage is value.storage for v in op.inputs)
+            if is_itself and base in ("sub", "rsub"):
+                return False
+            if base in _WEIGHS:
+                return True
         tainted |= {id(v.storage) for v in op.outputs}
     return False
 

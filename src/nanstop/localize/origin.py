@@ -140,7 +140,7 @@ class FailureOrigin:
             if born is not None and reader > born:
                 return None
             seen = range_of(self.trace, value)
-            constant = value.storage.name is None or seen.high != math.inf
+            constant = not _name_of(value) or (not value.storage.other and seen.high != math.inf)
             if not constant or seen.has_nan or born is None:
                 return reader, value
             if not self._masks_scores(reader) and not self._masked(born):
@@ -156,7 +156,7 @@ class FailureOrigin:
         but the program's own.
         """
         details = self._details.get(index)
-        named = any(value.storage.name for _, value in self._births.external)
+        named = any(_name_of(value) for _, value in self._births.external)
         return not named or (details is not None and details.hides)
 
     def _first_born(self) -> int | None:
@@ -246,7 +246,7 @@ class FailureOrigin:
         return seen_bad and not any(range_of(self.trace, v).is_bad for v in inputs)
 
     def _external(self, reader: int, value: Value) -> Localization:
-        name = value.storage.name or value.storage.other
+        name = _name_of(value)
         event = self.event(reader) if reader < len(self.trace.ops) else None
         found = Localization(
             key=self._key(event, range_of(self.trace, value).kind),
@@ -329,6 +329,7 @@ class FailureOrigin:
             legal=self._legal(op),
             descent=self._descent(read, inputs),
             read_by=dataflow.read_by(self.trace, index) if details else (),
+            zeros=details.zeros if details else (),
         )
 
     def _read(self, index: int) -> tuple[set[int | None], list[Value]]:
@@ -387,3 +388,8 @@ class FailureOrigin:
 def _shown(read: Sequence[Value], inputs: Sequence[TensorStats]) -> Sequence[Value]:
     """Return the values that an op has read whose ranges stand in its event."""
     return read if len(read) == len(inputs) else [value for value in read if value.slot >= 0]
+
+
+def _name_of(value: Value) -> str | None:
+    """Return what a value is called, as a parameter of a model beside the trained one, too."""
+    return value.storage.name or value.storage.other

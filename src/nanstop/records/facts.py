@@ -92,6 +92,11 @@ class StepLength:
 class OptimizerFacts:
     name: str
     lr: float | None = None
+    """The rate of its first group."""
+    highest: float | None = None
+    """The highest rate of its groups, where one has another than the first: infinite, or not a
+    number, where one is.
+    """
     scheduled: float | None = None
     """The rate that a schedule multiplies, None where there is none."""
     given: float | None = None
@@ -109,6 +114,11 @@ class OptimizerFacts:
     """Whether one kernel makes the update: it computes in float32 and rounds what it stores."""
     state_faults: tuple[StateFault, ...] = ()
     """What was wrong with its state when the run began: one that was restored."""
+
+    @property
+    def rate(self) -> float | None:
+        """The highest rate at which it moves anything."""
+        return self.lr if self.highest is None else self.highest
 
 
 @record

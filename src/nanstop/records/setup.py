@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nanstop.records.record import record
-from nanstop.records.values import SourceLine
+from nanstop.records.values import LineNumber, SourceLine
 
 
 @record
@@ -186,11 +186,13 @@ class ObjectiveFacts:
 @record
 class GradientEnd:
     """The operation, as torch names it, that is sent a gradient which is not 0 and passes on none.
-    ``source``: its line, None where only torch's own code is on the stack.
+    ``source``: its line, None where only torch's own code is on the stack. ``factors``: the numbers
+    of the program's that are 0 and that it multiplies with, as its line spells them.
     """
 
     op: str
     source: SourceLine | None = None
+    factors: tuple[LineNumber, ...] = ()
 
 
 @record

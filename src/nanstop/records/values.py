@@ -155,6 +155,17 @@ class Unwritten:
 
 
 @record
+class LineNumber:
+    """A number that a line computes of its variables: ``text`` as the line spells it, and ``of``
+    what they hold: (("self.label_smoothing", 0.5),).
+    """
+
+    text: str
+    value: float
+    of: tuple[tuple[str, float], ...] = ()
+
+
+@record
 class OpEvent:
     """One operation as torch dispatched it. ``op`` is printed as torch does: ``aten.mul.Tensor``.
 
@@ -168,6 +179,8 @@ class OpEvent:
     ``descent``: of each input, what it is by the operations that made it; empty
     where that is not known. ``read_by``: the first operations that compute with the result.
     ``unwritten``: what of its result nobody has written, where that is all that is bad in it.
+    ``zeros``: the numbers of the program's that are 0 and that its line divides by, where it
+    divides by one, or adds to what it divides by, where that is 0.
     """
 
     index: int
@@ -189,6 +202,7 @@ class OpEvent:
     descent: tuple[tuple[Descent, ...], ...] = ()
     read_by: tuple[str, ...] = ()
     unwritten: Unwritten | None = None
+    zeros: tuple[LineNumber, ...] = ()
 
     @property
     def name(self) -> str:

@@ -11,10 +11,11 @@ from torch.optim import Optimizer
 
 from nanstop.decide.policy import Policy
 from nanstop.numerics.weights import param_groups
-from nanstop.records import Atom, BatchRows, Environment, Report, RunFacts, SourceLine, StepId
+from nanstop.records import Atom, BatchRows, Environment, Report, RunFacts, StepId
 from nanstop.replay.step import Batch, ModelView, Step
 from nanstop.session.history import History
 from nanstop.session.telling.live import Live
+from nanstop.session.watched_run import WrittenBy
 
 
 class RunState(Protocol):
@@ -55,7 +56,7 @@ class RunState(Protocol):
     @property
     def decode(self) -> Callable[[Sequence[int]], str]: ...
     @property
-    def written_by(self) -> Callable[[Sequence[str]], tuple[SourceLine, ...]]: ...
+    def written_by(self) -> WrittenBy: ...
     @property
     def in_force(self) -> tuple[Atom, ...]: ...
 

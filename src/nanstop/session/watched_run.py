@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from nanstop.report.announce import News
     from nanstop.report.run_report import RunReport
 
-WrittenBy = Callable[[Sequence[str]], tuple[SourceLine, ...]]
+Writers = tuple[SourceLine, ...]
+WrittenBy = Callable[[Sequence[str]], tuple[Writers, Writers]]
+"""Given the names of weights: what has written to them, and what to their gradients."""
 
 
 class WatchedRun(Protocol):

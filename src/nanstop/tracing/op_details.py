@@ -23,18 +23,21 @@ from nanstop.numerics.tensors import (
     is_plain,
     measure,
 )
-from nanstop.records import Finiteness, TensorStats, Unwritten
+from nanstop.records import Finiteness, LineNumber, TensorStats, Unwritten
 from nanstop.records.values import origin_of
 from nanstop.tracing import operators
 from nanstop.tracing.definitions.once_more import rerun_reference, rerun_wider, unwritten
 from nanstop.tracing.operators import operands_of, outputs_of
+from nanstop.tracing.places import user_frame
 from nanstop.tracing.source.holders import Holder, holder_of
+from nanstop.tracing.source.line_numbers import zeros_of_line
 
 StorageNames = Mapping[int, Sequence[tuple[range, str]]]
 """By the address of a storage the bytes that each tensor with a name takes there."""
 _MASK_FRACTION = 0.9
 MOST_ON_DEVICE = 2**24
 """Elements of a mask that waits on a device, a byte each: a larger one waits in host memory."""
+_WITH_A_POLE = frozenset({"div", "reciprocal", "rsqrt"})
 _MASK_REPEATS = 4
 """A mask holds next to the lowest value of its format, the same few numbers again and again. Scores
 and residuals that come so low are single values, each another.
@@ -51,7 +54,8 @@ class OpDetails:
 
     ``bad`` and ``read``: for each output and operand, its bool mask of bad elements (None where it
     has none), on the device or in host memory. ``held``: for each operand that is bad and no
-    parameter, the script's variable that holds it.
+    parameter, the script's variable that holds it. ``zeros``: what a 0 of the program's is
+    spelled as that it divides by, or that is added to what it divides by.
     """
 
     op: str
@@ -66,6 +70,7 @@ class OpDetails:
     bad: tuple[Tensor | None, ...] = ()
     read: tuple[Tensor | None, ...] = ()
     held: tuple[Holder | None, ...] = ()
+    zeros: tuple[LineNumber, ...] = ()
 
 
 class Observer:
@@ -95,6 +100,8 @@ class Observer:
         # Of an op that raises there is no result to look at; its operands are what there is to say.
         before = OpDetails(str(func), tuple(self._measured(tensor) for tensor in read))
         before = replace(before, held=tuple(map(_holder, read, before.inputs)))
+        if traits.base in _WITH_A_POLE:
+            before = replace(before, zeros=_zeros(before.inputs, operators.scalars(args, kwargs)))
         self.seen[index] = before
         masked = fully_masked_rows(read)
         kept = [t.clone() for t in read] if traits.mutated else read
@@ -157,6 +164,15 @@ def _if_there_is_room(seen: dict[str, Any], name: str, look: Callable[[], Any]) 
 def _holder(tensor: Tensor, stats: TensorStats) -> Holder | None:
     own = origin_of(stats.name) in ("unknown", "from_batch", "from_buffer")
     return holder_of(tensor) if own and not stats.finite else None
+
+
+def _zeros(read: Iterable[TensorStats], numbers: Iterable[float]) -> tuple[LineNumber, ...]:
+    frame = user_frame()
+    if frame is None:
+        return ()
+    if 0.0 in numbers:
+        return zeros_of_line(frame, "divisor")
+    return zeros_of_line(frame, "addend") if any(stats.zeros for stats in read) else ()
 
 
 def _bad_or_none(tensor: Tensor) -> Tensor | None:

@@ -31,6 +31,50 @@ def test_a_number_of_the_program_is_named(spelled):
     assert named in found[0].cause
 
 
+class Options:
+    def __init__(self):
+        self.smoothing, self.eps, self.share = 0.5, 0.0, 1.5
+
+
+OPTIONS = Options()
+NAMED = {
+    "1 / 0": lambda net, b: net(b["v"]) / OPTIONS.eps,
+    "0 / 0": lambda net, b: (net(b["v"]) * 0.0) / (1 - 2 * OPTIONS.smoothing),
+}
+SPELLED = {
+    "1 / 0": "Inf from a division by `OPTIONS.eps`, which is the number 0,",
+    "0 / 0": "NaN from a division by `1 - 2 * OPTIONS.smoothing`, which is the number 0: "
+    "`OPTIONS.smoothing` is 0.5,",
+}
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_an_option_that_makes_a_divisor_0_is_named(what):
+    found = said(lambda net, b: NAMED[what](net, b).sum(), v=x())
+    assert (found[0].code, found[0].confidence) == ("NS204", "certain")
+    assert SPELLED[what] in found[0].cause
+    assert found[0].usual_cure.startswith("Keep that number from 0")
+
+
+def test_a_share_that_a_logarithm_has_no_value_for():
+    def loss(net, b):
+        return (net(b["v"]) + torch.log1p(-torch.tensor(OPTIONS.share))).sum()
+
+    found = said(loss, v=x())
+    assert (found[0].code, found[0].confidence) == ("NS204", "certain")
+    assert found[0].usual_cure.startswith("Keep that number where the function has a value")
+
+
+def test_an_eps_of_0_beside_a_norm_of_0_is_named():
+    def loss(net, b):
+        out = net(b["v"]) * b["v"]
+        return (out * torch.rsqrt(out.pow(2).mean(-1, keepdim=True) + OPTIONS.eps)).sum()
+
+    found = said(loss, v=x(zero_row=1))
+    assert (found[0].code, found[0].confidence) == ("NS206", "certain")
+    assert "its line adds `OPTIONS.eps`, which is 0: 1e-6 is usual" in found[0].lines
+
+
 def test_a_number_of_the_program_is_neither_count_nor_norm():
     found = said(lambda net, b: net(b["v"]).sum() / torch.tensor(0.0), v=x())
     assert found[0].code == "NS204"

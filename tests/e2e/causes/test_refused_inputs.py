@@ -23,6 +23,19 @@ def test_the_table_is_what_the_operation_looked_in():
     assert (found[0].code, found[0].confidence) == ("NS502", "certain")
 
 
+def test_an_index_that_was_an_infinity_is_told_from_one_that_was_counted():
+    table = nn.Embedding(4, WIDTH)
+    far = {"cast": torch.iinfo(torch.int64).min, "counted": -3}
+    cures = {}
+    for name, number in far.items():
+        loss = lambda net, b, number=number: net(table(b["where"] * 0 + number)).sum()  # noqa: E731
+        found = said(loss, where=torch.tensor([1, 3]))
+        assert (found[0].code, found[0].confidence) == ("NS502", "certain")
+        cures[name] = found[0].usual_cure
+    assert cures["cast"].startswith("No id is that far from 0: Inf and NaN come to such numbers")
+    assert cures["counted"].startswith("A number below 0 marks what has no place there")
+
+
 def test_a_text_that_its_frames_cannot_spell_is_said_to_be_that():
     """Two equal labels have a blank between them: two frames are too few."""
     texts, lengths = torch.tensor([[3, 3], [3, 4]]), torch.tensor([2, 2])

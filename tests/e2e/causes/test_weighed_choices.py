@@ -57,7 +57,15 @@ def test_a_reward_is_what_weighs_choices_whatever_it_is_called(spelled):
     assert "`batch[a]`" in found[0].title
 
 
+def _kl_to_noted_ones(net, b):
+    logps = -F.cross_entropy(net(b["v"]), b["i"], reduction="none")
+    gap = b["rewards"] - logps
+    ratio = torch.exp(logps - logps.detach())
+    return (-(ratio * b["v"][:, 0]) + 0.04 * ((gap.exp() - gap - 1) * ratio)).mean()
+
+
 NO_REWARDS = {
+    "a reference": _kl_to_noted_ones,
     "a feature": lambda net, b: F.cross_entropy(net(b["v"] * b["rewards"][:, None]), b["i"]),
     "a teacher": lambda net, b: F.kl_div(
         net(b["v"]).log_softmax(-1), b["rewards"][:, None].expand(-1, WIDTH)

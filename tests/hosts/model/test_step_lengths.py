@@ -1,5 +1,7 @@
 """The learning rate against the weights that there are: real scripts, told (NS113) or not."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ import hf_cases
 import nanstop
 from loop_scripts import run_script
 from nanstop.decide.policy import Policy
+from nanstop.hosts.model.optimizer_facts import optimizer_facts
 from nanstop.numerics.weights import longest_step
 from nanstop.records import StepPerRate
 from nanstop.session.factory import opener
@@ -197,3 +200,16 @@ def test_gradients_of_each_group_are_what_they_were(tmp_path):
     session = opener(Policy(), Store(tmp_path / "out"), lambda _: None)
     watched = run_script(tmp_path / "watched.py", source, session)
     assert all(map(torch.equal, plain["net"].parameters(), watched["net"].parameters()))
+
+
+def rated(*rates):
+    net = nn.Sequential(*(nn.Linear(2, 2) for _ in rates))
+    groups = [{"params": p.parameters(), "lr": r} for p, r in zip(net, rates, strict=True)]
+    facts = optimizer_facts(torch.optim.AdamW(groups), net)
+    return facts.lr, facts.highest, facts.rate
+
+
+def test_the_highest_rate_of_several_groups():
+    assert rated(1e-3, 1e-3) == (1e-3, None, 1e-3)
+    assert rated(1e-3, 16.0, 1e-2) == (1e-3, 16.0, 16.0)
+    assert math.isnan(rated(1e-3, math.nan, math.inf)[2])

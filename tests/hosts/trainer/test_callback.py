@@ -84,6 +84,48 @@ def test_a_row_that_no_batch_reads_is_found_at_the_end_and_who_wrote_to_it_is_to
     nanstop.watch(trainer).close()
 
 
+class UnitNorm(TrainerCallback):
+    """Divides each gradient by its norm, which is 0 where a weight has none: by ``eps`` more."""
+
+    def __init__(self, eps=0.0, *, anew=False):
+        self.eps, self.anew = eps, anew
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **_):
+        gradient = model.lm_head.weight.grad
+        if gradient is None:  # of an update that is left out
+            return
+        gradient.mul_(float(state.global_step != 1))
+        made = gradient / (gradient.norm() + self.eps)
+        if self.anew:
+            model.lm_head.weight.grad = made
+        else:
+            gradient.copy_(made)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_the_callback_that_has_written_to_the_gradients_of_an_update_is_told(tmp_path, anew):
+    trainer = trainer_with(tmp_path, UnitNorm(anew=anew), nanstop.Callback(out=tmp_path / "out"))
+    trainer.args.max_steps = 4
+    with pytest.raises(TrainingStopped):
+        trainer.train()
+    (report,) = nanstop.watch(trainer).incidents
+    incident, found = report.incident, report.diagnoses[0]
+    assert incident.written_by == ()
+    assert [one.function for one in incident.regraded_by] == ["UnitNorm.on_pre_optimizer_step"]
+    assert (found.code, found.confidence) == ("NS401", "likely")
+    assert found.lines[-1].startswith("their gradients were written to before the update by `UnitN")
+    assert "writes to gradients" in found.usual_cure
+    nanstop.watch(trainer).close()
+
+
+def test_gradients_that_a_callback_writes_finite_numbers_to_are_no_incident(tmp_path):
+    callbacks = (UnitNorm(eps=1e-8), nanstop.Callback(out=tmp_path / "out"))
+    trainer = trainer_with(tmp_path, *callbacks)
+    trainer.train()
+    assert nanstop.watch(trainer).incidents == ()
+    nanstop.watch(trainer).close()
+
+
 class ByData(TrainerCallback):
     """Writes to weights through ``data`` after its third step, by what it has read there before
     where it ``holds`` that.

@@ -433,3 +433,16 @@ def test_ratios_are_noted_before_the_first_update_and_after_it(tmp_path):
     ]
     assert {name for name, step in noted if step in (0, 2)} == {"log_ratio/at_once"}
     assert {name for name, step in noted if step in (1, 3)} == {"log_ratio/later"}
+
+
+@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+def test_why_no_group_has_rewards_that_differ(tmp_path, kind):
+    def by_place(completions, **_):
+        return [float(place) for place in range(len(completions))]
+
+    weighed, _ = trained(kind, tmp_path / "a", by_place, reward_weights=[0.0])
+    same, _ = trained(kind, tmp_path / "b", lengths, top_k=1)
+    by_hand, _ = trained(kind, tmp_path / "c", lambda completions, **_: [0.0] * len(completions))
+    assert codes(weighed)["NS701"].title == "rewards differ, and weigh nothing"
+    assert "the answers of each group are the same, too" in codes(same)["NS701"].lines[-1]
+    assert codes(by_hand)["NS701"].lines[-1] == "call the reward function by hand"

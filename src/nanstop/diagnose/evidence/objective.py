@@ -14,6 +14,10 @@ INF, NAN, UNSCORED = "reward_inf/", "reward_nan/", "reward_unscored"
 HUGE, LARGEST_REWARD = "reward_huge/", 1.8e19
 """Those beyond which float32 has no square of a reward, of which deviations are made."""
 """Share of a batch of rewards that was bad, by reward function; noted of bad batches only."""
+REWARDS_APART, ANSWERS_APART = "rewards_apart", "answers_apart"
+"""Share of the groups in which a reward function tells answers apart; where none does, the share of
+those whose answers are not all the same.
+"""
 RATIO_AT_ONCE, RATIO = "log_ratio/at_once", "log_ratio/later"
 """Mean distance of log-probabilities to those noted, before any update and after one."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,6 +39,7 @@ def optimizer_facts(
     return OptimizerFacts(
         name=name,
         lr=_number(group.get("lr")),
+        highest=_highest(groups),
         scheduled=_number(group.get("initial_lr")),
         given=_number(getattr(optimizer, "defaults", {}).get("lr")),
         per_rate=per_rate,
@@ -49,6 +51,14 @@ def optimizer_facts(
         fused=bool(group.get("fused")),
         state_faults=state_faults(optimizer, root.named_parameters(), squares),
     )
+
+
+def _highest(groups: list[dict[str, Any]]) -> float | None:
+    """Return the highest of the rates of groups, None where all are the same."""
+    rates = {rate for group in groups if (rate := _number(group.get("lr"))) is not None}
+    if len(rates) < 2:
+        return None
+    return next((rate for rate in rates if math.isnan(rate)), max(rates))
 
 
 def _number(value: Any) -> float | None:

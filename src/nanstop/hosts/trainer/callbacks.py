@@ -37,6 +37,7 @@ from nanstop.numerics.tensors import by_torch_alone
 from nanstop.own_code import is_class_of
 from nanstop.records import SourceLine
 from nanstop.replay.conditions import is_compiling
+from nanstop.session.watched_run import Writers
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import source_line
 
@@ -54,6 +55,7 @@ _log = logging.getLogger("nanstop")
 _DATA: Any = Tensor.data
 _VERSION, _ADDRESS = attrgetter("_version"), methodcaller("data_ptr")
 _Marks = tuple[list[Any], list[Any]]
+_BEFORE_UPDATE = "on_pre_optimizer_step"
 
 _SHOWN_ELSEWHERE = ("NotebookProgressCallback", "RichProgressCallback")
 """Progress by means that need a notebook or `rich`: importing their modules would need them,
@@ -218,6 +220,7 @@ class CallbackWrites:
         self._weights: list[Tensor] = []
         self._writes: list[_Write] = []
         self._before: dict[SourceLine, frozenset[str]] = {}
+        self._of_gradients: dict[SourceLine, frozenset[str]] = {}
         self._aliases = _Aliases()
 
     def begin(self, root: nn.Module) -> None:
@@ -225,11 +228,12 @@ class CallbackWrites:
         trained = [(n, p) for n, p in root.named_parameters() if type(p) is nn.Parameter]
         self._names = [name for name, p in trained if p.requires_grad]
         self._weights = [p for _, p in trained if p.requires_grad]
-        self._writes, self._before = [], {}
+        self._writes, self._before, self._of_gradients = [], {}, {}
 
     def end(self) -> None:
         """Hold nothing of the training any more."""
-        self._names, self._weights, self._writes, self._before = [], [], [], {}
+        self._names, self._weights, self._writes = [], [], []
+        self._before, self._of_gradients = {}, {}
         self._aliases.forget()
 
     def updating(self) -> None:
@@ -238,7 +242,16 @@ class CallbackWrites:
             self._before[write.by] = self._before.get(write.by, frozenset()) | write.names
         self._writes.clear()
 
-    def to_each(self, names: Sequence[str]) -> tuple[SourceLine, ...]:
+    def of(self, names: Sequence[str]) -> tuple[Writers, Writers]:
+        """Return what has written to some weights, as ``to_each``, and what has to the gradients
+        of each of them before an update.
+        """
+        kept = self._of_gradients.items()
+        found = [(by, those) for by, those in kept if not those.isdisjoint(names)]
+        is_each = set(names) <= {name for _, those in found for name in those}
+        return self.to_each(names), tuple(by for by, _ in found) if is_each else ()
+
+    def to_each(self, names: Sequence[str]) -> Writers:
         """Return the methods that have written since the last update to any of some weights, in
         order and each once, or where these have not written to each of them, those that ever have:
         what no batch reads is found late. () where one was written by none of them.
@@ -290,14 +303,26 @@ class CallbackWrites:
         written = self._aliases.written() if self._aliases.are_any else ()
         if before is None or now is None or not (written or now != before):
             return
-        line = _own_method(type(callback), event)
         pairs = zip(self._names, zip(*before, strict=True), zip(*now, strict=True), strict=True)
         names = {name for name, old, new in pairs if old != new}
         names.update(n for n, p in zip(self._names, self._weights, strict=True) if id(p) in written)
-        called = f"{type(callback).__name__}.{event}"
-        found = source_line((line, line.co_firstlineno))
+        found = _method_of(callback, event)
         if found is not None:
-            self._writes.append(_Write(frozenset(names), replace(found, function=called)))
+            self._writes.append(_Write(frozenset(names), found))
+
+    def gradients(self) -> list[Any]:
+        """Return what differs of each gradient once it was written."""
+        with by_torch_alone():
+            grads = [weight.grad for weight in self._weights]
+            return [None if grad is None else (id(grad), _VERSION(grad)) for grad in grads]
+
+    def noted(self, callback: Any, event: str, before: list[Any]) -> None:
+        """Note to which gradients a method of a callback has written before an update."""
+        pairs = zip(self._names, before, self.gradients(), strict=False)
+        names = frozenset(name for name, old, new in pairs if old != new)
+        found = _method_of(callback, event) if names else None
+        if found is not None:
+            self._of_gradients[found] = self._of_gradients.get(found, frozenset()) | names
 
 
 class _Marked(list[Any]):
@@ -313,8 +338,18 @@ class _Marked(list[Any]):
                 yield callback
                 continue
             before = self._writes.calling()
+            gradients = self._writes.gradients() if self._event == _BEFORE_UPDATE else None
             yield callback
             self._writes.called(callback, self._event, before)
+            if gradients is not None:
+                self._writes.noted(callback, self._event, gradients)
+
+
+def _method_of(callback: Any, event: str) -> SourceLine | None:
+    """Return where a callback's own method for an event stands, under its name."""
+    line = _own_method(type(callback), event)
+    found = source_line((line, line.co_firstlineno))
+    return found and replace(found, function=f"{type(callback).__name__}.{event}")
 
 
 @lru_cache(maxsize=1024)  # asked of each callback at each event of a step

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from inspect import iscoroutinefunction, unwrap
@@ -18,14 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.diagnose.evidence.objective import (
+    ANSWERS_APART,
     HUGE,
     INF,
     LARGEST_REWARD,
     NAN,
     RATIO,
     RATIO_AT_ONCE,
+    REWARDS_APART,
     UNSCORED,
 )
+from nanstop.hosts.trainer.options import group_size
 from nanstop.hosts.trainer.steps.made_within import GeneratedError
 from nanstop.numerics.tensors import format_name
 from nanstop.own_code import is_of_library
@@ -139,7 +142,9 @@ class Objective:
                 trainer.reward_funcs = functions
         self._generated_at = trainer.state.global_step
         if isinstance(rewards, Tensor) and rewards.dim() == 2:
-            self._judge(dict(enumerate(rewards.T.tolist())), asked.num_none)
+            columns = dict(enumerate(rewards.T.tolist()))
+            self._judge(columns, asked.num_none)
+            self._compare_groups(columns.values(), args[2] if len(args) > 2 else None)
         else:  # one number a completion, in which what is no number may be left out already
             self._judge(asked.columns(), asked.num_none)
         return rewards
@@ -168,11 +173,32 @@ class Objective:
         unscored = sum(all(map(math.isnan, row)) for row in rows)
         self._bad(UNSCORED, unscored, len(rows), "", math.nan)
 
+    def _compare_groups(self, columns: Iterable[Sequence[Any]], answers: Any) -> None:
+        """Note in how many groups rewards differ, and in how many answers, where rewards do in
+        none.
+        """
+        size = group_size(self._trainer.args)
+        if size is None or any(math.isnan(one) for column in columns for one in column):
+            return
+        rewards = list(zip(*columns, strict=True))
+        apart = _share_apart(rewards, size)
+        self._note(REWARDS_APART, apart)
+        # Another process has the answers to the other rewards.
+        if apart == 0.0 and isinstance(answers, list) and len(answers) == len(rewards):
+            self._note(ANSWERS_APART, _share_apart(answers, size))
+
     def _bad(self, series: str, amount: int, total: int, name: str, value: float) -> None:
         if amount > 0:
             self._note(series, amount / total)
             told = f"{amount} of {total} rewards"
             self._signals += (Signal(source="reward", name=name, value=value, message=told),)
+
+
+def _share_apart(rows: Sequence[Any], size: int) -> float:
+    """Return the share of the groups of ``size`` rows that are not all the same."""
+    groups = [rows[start : start + size] for start in range(0, len(rows), size)]
+    apart = [any(one != group[0] for one in group) for group in groups]
+    return sum(apart) / len(apart) if apart else 0.0
 
 
 def rewards_at(trainer: Any) -> tuple[SourceLine, ...]:

@@ -149,7 +149,7 @@ class TrainerWatch:
             self.session = self._open_session(self.view, self.facts)
         session = self.session
         session.rows_of, session.decode = self.rows.rows_of, self.rows.decode
-        session.written_by = self._callback_writes.to_each
+        session.written_by = self._callback_writes.of
         session.prepare()
         facts = facts_of(self.view, self.trainer, resumed=self._resumed_from)
         lines: Any = self.lines_of(self.view.optimizer)

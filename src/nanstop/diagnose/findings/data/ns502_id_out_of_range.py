@@ -108,6 +108,12 @@ _OF_NEGATIVES = (
     "A number below 0 marks what has no place there (padding, as `mask.cumsum(-1) - 1` counts it): "
     "look up `clamp(min=0)`, and leave those places out by the mask."
 )
+_OF_CASTS = (
+    "No id is that far from 0: Inf and NaN come to such numbers as integers. Look for what is "
+    "divided by 0, or has no logarithm, before it is cast: a distance, or a length, of an option."
+)
+_FARTHEST = 2.0**62
+"""What nothing counts up to."""
 _BEFORE = ("from_batch", "from_buffer", "from_constant", "from_param", "from_state", "carried_over")
 """Origins of values that were not finite when the step began."""
 _NOT_IDS = ("position", "type", "mask", "length", "cu_seqlens")
@@ -180,6 +186,8 @@ def _usual_cure(evidence: Evidence, wanted: float | None) -> str:
     if ROWS_AT.get(event.name) == LABELS:
         return _OF_LABELS
     table, rows = event.inputs[0], event.inputs[0].shape[0]
+    if abs(wanted) > _FARTHEST:
+        return _OF_CASTS
     if wanted < 0:
         return _OF_NEGATIVES
     if event.name in FROM_THE_END and origin_of(table.name) not in ("from_param", "from_buffer"):

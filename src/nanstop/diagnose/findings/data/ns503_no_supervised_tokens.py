@@ -64,9 +64,11 @@ from nanstop.records import (
     OpEvent,
     TensorStats,
 )
+from nanstop.records.formats import is_float
 from nanstop.wording import number
 
 STATISTICS = ("mean", "nanmean")
+_EMPTY = "look for rows without a text: `dataset.filter(lambda row: row['text'])`"
 _DECODE = "decode one row to see why: truncation, the template, or a row without any answer"
 TARGET = 1
 """The place of the labels among what a negative log-likelihood reads."""
@@ -82,6 +84,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     nothing_counts = ignored is not None or (
         event is not None and over_none and _is_likelihood(event)
     )
+    alone = _alone(evidence) if fact is None and not nothing_counts else None
+    fact = fact or alone
     if fact is None and not nothing_counts:
         return None
     shape = fact.shape if fact is not None else ignored.shape if ignored is not None else ()
@@ -89,10 +93,10 @@ def check(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(
         code="NS503",
         title=f"no supervised {what} in the micro-batch",
-        cause=_left_out(ignored) if ignored is not None else _cause(fact),
+        cause=_left_out(ignored) if ignored is not None else _cause(fact, is_alone=fact is alone),
         confidence="certain" if event is not None else "likely",
         confirmed="the mean is over no element" if over_none else "",
-        lines=(_DECODE,) if what == "token" else (),
+        lines=(_EMPTY,) if alone is not None else (_DECODE,) if what == "token" else (),
         remedies=_remedies(evidence, fact),
         where=fact.name if fact is not None else "",
     )
@@ -107,6 +111,8 @@ def _ignored(event: OpEvent) -> TensorStats | None:
         return None
     loss, total, labels = event.outputs[0], event.outputs[1], event.inputs[TARGET]
     if not (loss.nan and total.absmax == 0.0 and all(one.finite for one in event.inputs)):
+        return None
+    if 0 in labels.shape:  # none is left out of what has none
         return None
     only = event.scalars[-1] if event.scalars else None
     unweighted = len(event.inputs) == TARGET + 1
@@ -133,9 +139,34 @@ def _averages_likelihoods(found: Localization) -> bool:
     return summed is not None and summed.is_a("log_probability")
 
 
-def _cause(fact: BatchFact | None) -> str:
+def _alone(evidence: Evidence) -> BatchFact | None:
+    """Return an entry of the batch whose texts are one token long, as all are, where the loss is a
+    sum of nothing over a count of 0: no token is there to be predicted.
+    """
+    event = _first_bad(evidence)
+    texts = [f for f in failing_batch(evidence) if len(f.shape) == 2 and not is_float(f.dtype)]
+    is_one = all(fact.shape[1] == 1 for fact in texts)
+    if event is None or not _is_zero_over_zero(event) or not texts or not is_one:
+        return None
+    return next((fact for fact in texts if "label" in fact.name), texts[0])
+
+
+def _is_zero_over_zero(event: OpEvent) -> bool:
+    """Return whether one number of 0 is divided by another, a tensor's."""
+    read = event.inputs
+    return (
+        event.name == "div"
+        and len(read) == 2
+        and all(one.finite and not one.shape and one.absmax == 0.0 for one in read)
+    )
+
+
+def _cause(fact: BatchFact | None, *, is_alone: bool) -> str:
     if fact is None:
         return "no token of the micro-batch reaches the loss: its mean is 0/0"
+    if is_alone:
+        texts = f"every text of `{fact.name}` {list(fact.shape)} is one token long"
+        return f"{texts}, and none is there to be predicted: the mean loss is 0/0"
     every = f"every entry of `{fact.name}` {list(fact.shape)} is {number(fact.maximum or 0.0)}"
     return f"{every}: the mean loss is 0/0"
 
@@ -178,7 +209,7 @@ def _is_of_nothing(event: OpEvent) -> bool:
 def _may_be_empty(evidence: Evidence) -> bool:
     """Return whether what failed first takes labels, or counts them, or takes what they chose."""
     event = _first_bad(evidence)
-    if event is None or not event.descent or _is_of_nothing(event):
+    if event is None or not event.descent or _is_of_nothing(event) or _is_zero_over_zero(event):
         return True
     read = [operand(event, place) for place in range(len(event.inputs))]
     return any(one is not None and one.is_a("ids", "mask", "count") for one in read)

@@ -103,6 +103,10 @@ _KEEP_FROM_0 = (
     "Keep that number from 0 where the program makes it: a schedule, a temperature, a count, an "
     "option."
 )
+_WITHIN_BOUNDS = (
+    "Keep that number where the function has a value, where the program makes it: a share, a "
+    "schedule, an option."
+)
 
 _DIAGONAL = (
     "a matrix that is singular, or nearly so, usually gets something small on its diagonal: "
@@ -174,10 +178,13 @@ def _left_out_late(evidence: Evidence, name: str) -> Diagnosis:
 
 
 def _usual(evidence: Evidence, event: OpEvent) -> str:
-    if _over_the_number_0(event):
+    if _by_the_number_0(event):
         return _KEEP_FROM_0
     if _rounded_out(evidence, event):
         return _NO_CANCELLING
+    alone = operand(event, 0) if len(event.inputs) == 1 else None
+    if alone is not None and alone.is_constant and _outside(event):
+        return _WITHIN_BOUNDS
     return hidden_advice(evidence) or _off_zero(event)
 
 
@@ -194,10 +201,26 @@ def _off_zero(event: OpEvent) -> str:
     return kept_from_zero(alone)
 
 
+def _by_the_number_0(event: OpEvent) -> bool:
+    """Return whether something was divided by a 0 that is no tensor's."""
+    return event.name == "div" and 0.0 in event.scalars
+
+
 def _over_the_number_0(event: OpEvent) -> bool:
     """Return whether what is not 0 was divided by a 0 that is no tensor's."""
-    is_bare = event.name == "div" and 0.0 in event.scalars
-    return is_bare and any(one.posinf or one.neginf for one in event.outputs)
+    is_infinite = any(one.posinf or one.neginf for one in event.outputs)
+    return _by_the_number_0(event) and is_infinite
+
+
+def _number_0(event: OpEvent) -> str:
+    """Return what the line spells that is 0, and what its variables hold."""
+    if len(event.zeros) != 1:
+        return "the number 0 of the program"
+    spelled = event.zeros[0]
+    if [name for name, _ in spelled.of] == [spelled.text]:
+        return f"`{spelled.text}`, which is the number 0"
+    held = ", ".join(f"`{name}` is {number(value)}" for name, value in spelled.of)
+    return f"`{spelled.text}`, which is the number 0: {held}"
 
 
 def _does_not_fit(event: OpEvent) -> bool:
@@ -286,8 +309,8 @@ def _made(evidence: Evidence, event: OpEvent, output: TensorStats, written: str)
         return f"{kind} from the constant {written}"
     if written:
         return f"{kind} from {written} that the program writes"
-    if event.name == "div" and 0.0 in event.scalars:
-        return f"{kind} from a division by the number 0 of the program"
+    if _by_the_number_0(event):
+        return f"{kind} from a division by {_number_0(event)}"
     divisor = zero_divisor(event)
     if divisor is not None:
         was = "was rounded to 0" if rounded_at(evidence) else "is 0"

@@ -60,7 +60,7 @@ from nanstop.diagnose.evidence.reading import WRITTEN, first_bad, rounded_at, st
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, op_name
 from nanstop.records.formats import HALF
-from nanstop.wording import number
+from nanstop.wording import listed, number
 
 _LAYERS = frozenset(
     {"native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit"}
@@ -107,7 +107,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=title,
         cause=cause,
         confidence="certain",
-        lines=(*_lost_eps(evidence), *advice),
+        lines=(*_lost_eps(evidence), *_eps_of_0(event), *advice),
         remedies=(
             *_wider(event, evidence),
             *_zero_tables(evidence),
@@ -188,6 +188,14 @@ def _lost_eps(evidence: Evidence) -> tuple[str, ...]:
     source = added.source
     at = f", {source.file.rpartition('/')[-1]}:{source.line} {source.text}" if source else ""
     return (f"its eps {number(eps)} is 0 in {added.outputs[0].dtype}{at}",)
+
+
+def _eps_of_0(event: OpEvent) -> tuple[str, ...]:
+    """Return which variable that its line adds is 0: it is there to keep the norm from 0."""
+    names = [name for added in event.zeros for name, value in added.of if value == 0.0]
+    if event.name == "div" or not names:
+        return ()
+    return (f"its line adds {listed(names)}, which is 0: 1e-6 is usual",)
 
 
 def _wider(event: OpEvent, evidence: Evidence) -> Candidates:

@@ -57,6 +57,7 @@ before its first reward: with other weights it has a gradient. That is tried fir
 
 from __future__ import annotations
 
+from nanstop.diagnose.evidence.objective import ANSWERS_APART, REWARDS_APART
 from nanstop.diagnose.evidence.reading import series_values, sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, GradientEnd, GradientPath
@@ -154,7 +155,8 @@ def _copies(evidence: Evidence) -> Diagnosis | None:
         confirmed="with other rows in one half there is a gradient, and with other weights none",
         lines=(f"the same in both halves: {names}",),
         usual_cure=(
-            "look at what makes the pairs: the better and the worse answer come from one column"
+            "look at what makes the pairs: the better and the worse answer come from one column, "
+            "or are cut to what they share"
         ),
         where="batch",
         seen=sighting(evidence, "loss"),
@@ -167,6 +169,9 @@ def _equal_rewards(evidence: Evidence) -> Diagnosis | None:
     num_steps, always = _last_run([(step, share == 1.0) for step, share in dead], logs=True)
     if num_steps < (FROM_THE_START if always else LATER):
         return None
+    apart = _last(evidence, REWARDS_APART)
+    if apart:
+        return _weigh_nothing(num_steps)
     spread = series_values(evidence, "reward_std")[-1:]
     same = bool(spread) and spread[0][1] == 0.0
     rewards = series_values(evidence, "reward")[-1:]
@@ -176,9 +181,42 @@ def _equal_rewards(evidence: Evidence) -> Diagnosis | None:
         title="no group of completions has rewards that differ",
         cause=f"{counted(num_steps, 'step')} in which every group's rewards are equal{value}",
         confidence="certain" if same else "likely",
-        lines=("advantages are 0, and so is their gradient", "call the reward function by hand"),
+        lines=("advantages are 0, and so is their gradient", _why_equal(evidence)),
         where="reward",
     )
+
+
+def _weigh_nothing(num_steps: int) -> Diagnosis:
+    """Return that functions tell answers apart, and that nothing of it is left in what they come to
+    together.
+    """
+    return Diagnosis(
+        code="NS701",
+        title="rewards differ, and weigh nothing",
+        cause=f"{counted(num_steps, 'step')} in which functions give the answers of a group other "
+        "rewards, and all of them come to the same",
+        confidence="certain",
+        lines=(
+            "advantages are 0, and so is their gradient",
+            "look at what each is multiplied with (`reward_weights`), and at what they are cut to",
+        ),
+        where="reward",
+    )
+
+
+def _why_equal(evidence: Evidence) -> str:
+    """Return what makes rewards equal: equal answers have no others."""
+    if _last(evidence, ANSWERS_APART) == 0.0:
+        return (
+            "the answers of each group are the same, too: sampling chooses one token alone (see "
+            "`temperature`, `top_k`, `top_p`, `min_p`)"
+        )
+    return "call the reward function by hand"
+
+
+def _last(evidence: Evidence, name: str) -> float | None:
+    rows = series_values(evidence, name)
+    return rows[-1][1] if rows else None
 
 
 def _no_gradient(evidence: Evidence) -> Diagnosis | None:
@@ -219,6 +257,9 @@ def _zeros_of(path: GradientPath | None) -> str:
         return f"{listed(path.dropped)} drops all it is given: with p = 0.5 a gradient arrives"
     if path is not None and path.zeros:
         return f"all of {listed(path.zeros)} in the batch is 0: with ones there a gradient arrives"
+    if path is not None and path.end is not None and path.end.factors:
+        spelled = listed([one.text for one in path.end.factors])
+        return f"its line multiplies with {spelled}, which is 0"
     if path is None or path.end is None:
         return (
             "look for advantages, weights or masks of the loss that are all 0, or for a model "

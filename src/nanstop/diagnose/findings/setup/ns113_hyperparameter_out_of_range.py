@@ -98,16 +98,13 @@ LONG = 0.5
 
 DEAD = 1e-9
 """Share of the highest rate from which downwards an update moves nothing."""
-
 LONGEST_WARM_UP = 100_000
 """Updates. That of RoBERTa takes 30,000 (Liu et al., 2019, table 9), others 10,000 or less."""
-
 TIMES_PUBLISHED = 10.0
 _TWO, _FOUR, _FIVE = 2, 4, 5
 """Looks in a row: at a rate that has become 0, at a decay, and at a rate of 0 from the start."""
 LARGEST_BETA = {"dpo": 10.0, "kto": 10.0, "grpo": 1.0, "rloo": 1.0}
 """Far above published values: 0.01 to 0.5 for the former, 0 to 0.05 for the latter."""
-
 _NOT_0 = "a rate that is not 0"
 
 
@@ -223,7 +220,8 @@ def _rate(facts: RunFacts) -> Iterator[Oddity]:
     if rate == 0.0 and by_now:
         nothing = "no update moves anything"
         yield Oddity("certain", setting, nothing, facts.optimizer_at, measured_by="NS113")
-    if not math.isfinite(rate):
+    if not math.isfinite(optimizer.rate or 0.0):
+        setting = f"learning rate {optimizer.rate:g}"
         is_made = math.isfinite(optimizer.scheduled or math.nan)
         at = facts.schedule_at if is_made else facts.optimizer_at
         yield Oddity("certain", setting, "an update makes every weight NaN", at)
@@ -353,8 +351,10 @@ def _window(facts: RunFacts) -> Iterator[Oddity]:
     if facts.clip is not None and facts.clip > 0.0 and path is not None and path.num_trainable:
         size = facts.clip / math.sqrt(path.num_trainable)
         if eps is not None and size < eps / 100:
+            is_clip = size * max(1.0, 1.0 / facts.clip) >= eps / 100  # clipped at 1 they would not
+            setting = f"clipping at {facts.clip:g}" if is_clip else f"the optimizer's eps {eps:g}"
             effect = f"elements of about {size:.1g} vanish beside the optimizer's eps of {eps:g}"
-            yield Oddity("likely", f"clipping at {facts.clip:g}", effect, measured_by="NS307")
+            yield Oddity("likely", setting, effect, measured_by="NS307" if is_clip else "")
     epoch = facts.schedule.micros_per_epoch if facts.schedule is not None else None
     if epoch is not None and epoch < facts.num_micro:
         effect = f"an epoch ends after {epoch} of them"

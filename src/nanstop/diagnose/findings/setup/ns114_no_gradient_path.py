@@ -247,7 +247,12 @@ def _nothing_trainable(facts: RunFacts) -> Reason | None:
         return None
     frozen = sum(group.num_tensors for group in facts.param_groups)
     cause = f"all {counted(frozen, 'parameter')} of the model are frozen"
-    return Reason("certain", "nothing is trainable", cause, "attach adapters, or set requires_grad")
+    advice = "attach adapters, or set requires_grad"
+    if facts.adapter is not None:
+        advice = (
+            "its adapter is frozen, too: load it with `is_trainable=True`, or set requires_grad"
+        )
+    return Reason("certain", "nothing is trainable", cause, advice)
 
 
 def _held_elsewhere(facts: RunFacts) -> Reason | None:

@@ -48,7 +48,11 @@ import math
 from nanstop.diagnose.evidence.candidates import Candidates
 from nanstop.diagnose.evidence.reading import breaking_update, came_broken, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.diagnose.evidence.weight_writers import finite_numbers_only, named_writers
+from nanstop.diagnose.evidence.weight_writers import (
+    finite_gradients_only,
+    finite_numbers_only,
+    named_writers,
+)
 from nanstop.records import Atom, Diagnosis, Evidence, Incident
 from nanstop.wording import counted, listed
 
@@ -126,6 +130,20 @@ def _written(incident: Incident, remade: int, named: tuple[str, ...]) -> Diagnos
     writes to weights is not made again.
     """
     by = named_writers(incident.written_by)
+    regraded = named_writers(incident.regraded_by) if not by else ""
+    if regraded:
+        said, cure = (
+            f"their gradients were written to before the update by {regraded}",
+            finite_gradients_only(regraded),
+        )
+    elif by:
+        said, cure = f"written to by {by}", finite_numbers_only(by)
+    else:
+        said = "something else has written to them: a callback, a hook, an average of weights"
+        cure = (
+            "Look at what else writes to weights before the forward of step "
+            f"{incident.at.step}, and let it write finite numbers only."
+        )
     finding = Diagnosis(
         code="NS401",
         title=f"weights not finite: {listed(named)}",
@@ -134,20 +152,12 @@ def _written(incident: Incident, remade: int, named: tuple[str, ...]) -> Diagnos
             f"made again, the updates up to step {remade} leave them finite"
         ),
         confidence="likely",
-        lines=(
-            f"written to by {by}"
-            if by
-            else "something else has written to them: a callback, a hook, an average of weights",
-        ),
+        lines=(said,),
         where=named[0],
-        usual_cure=(
-            finite_numbers_only(by)
-            if by
-            else "Look at what else writes to weights before the forward of step "
-            f"{incident.at.step}, and let it write finite numbers only."
-        ),
+        usual_cure=cure,
     )
-    return finding.at(incident.written_by[0]) if by else finding
+    writers = (*incident.written_by, *incident.regraded_by)
+    return finding.at(writers[0]) if writers else finding
 
 
 def _since(evidence: Evidence, named: tuple[str, ...]) -> str:

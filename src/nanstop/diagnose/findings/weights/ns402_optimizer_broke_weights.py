@@ -238,7 +238,8 @@ def _cause(facts: RunFacts, found: Localization | None) -> tuple[Confidence, str
         )
     if formats and squares_gradients(facts):
         return "likely", f"{name} computes in {formats[0]}: squared gradients leave its range"
-    rate = f" (lr {optimizer.lr:g})" if optimizer is not None and optimizer.lr is not None else ""
+    highest = optimizer.rate if optimizer is not None else None
+    rate = f" (lr {highest:g})" if highest is not None else ""
     return "possible", f"{name}'s update leaves the weights' format{rate}"
 
 
@@ -264,13 +265,13 @@ def _lost_eps(
 
 
 def _has_no_rate(facts: RunFacts) -> bool:
-    lr = facts.optimizer.lr if facts.optimizer is not None else None
+    lr = facts.optimizer.rate if facts.optimizer is not None else None
     return lr is not None and not math.isfinite(lr)
 
 
 def _rate_at_fault(facts: RunFacts) -> tuple[Confidence, str] | None:
     if facts.optimizer is not None and _has_no_rate(facts):
-        return "certain", f"the learning rate is {facts.optimizer.lr:g}: look at the schedule"
+        return "certain", f"the learning rate is {facts.optimizer.rate:g}: look at the schedule"
     moved = too_long_step(facts)
     return ("likely", f"{moved}: no format's doing") if moved else None
 

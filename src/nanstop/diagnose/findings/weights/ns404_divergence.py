@@ -316,7 +316,7 @@ def _cause(
     left = {stats.name for stats in facts.left_weights}
     if loss is None and any(stats.name in left for stats in weights):
         return "an earlier training in this process left weights that had grown beyond all measure"
-    lr = facts.optimizer.lr if facts.optimizer is not None else None
+    lr = facts.optimizer.rate if facts.optimizer is not None else None
     rate = f" at a learning rate of {lr:g}" if lr is not None else ""
     rate = f": {decayed}" if decayed else rate
     if loss is None or (loss.is_short and loss.factor < CLEARLY):

@@ -97,7 +97,8 @@ def _positions(found: Localization | None, incident: Incident) -> list[str]:
 def _is_of_the_program(event: OpEvent) -> bool:
     """Return whether an op fails by a number of the program, whatever the batch is."""
     by_zero = event.name == "div" and 0.0 in event.scalars
-    return by_zero or not all(map(math.isfinite, event.scalars))
+    alone = event.descent[0] if len(event.inputs) == 1 and event.descent else ()
+    return by_zero or "constant" in alone or not all(map(math.isfinite, event.scalars))
 
 
 def _has_bad_rows(found: Localization, incident: Incident) -> bool:

@@ -1,0 +1,134 @@
+"""Numbers that a running line computes of its variables alone: a number of the program that an
+operation was given is known by what it is spelled as, and by what its variables hold.
+
+Asked of failures only: the source is read. Nothing of the script's is called.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from inspect import CO_OPTIMIZED, getattr_static
+from types import FrameType
+from typing import Any, Literal
+
+from nanstop.records import LineNumber
+from nanstop.rewrite.source import nodes_around
+from nanstop.tracing.source.assignments import tree_of
+
+Number = int | float
+NumberPlace = Literal["divisor", "factor", "addend"]
+
+_OPERATORS = {"divisor": ast.Div, "factor": ast.Mult, "addend": ast.Add}
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_SIGNS: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+
+
+def zeros_of_line(frame: FrameType, place: NumberPlace) -> tuple[LineNumber, ...]:
+    """Return the numbers that are 0 and that the running line of a frame divides by, multiplies
+    with or adds: each computed of variables that hold numbers. Reads no tensor.
+    """
+    tree = tree_of(frame.f_code.co_filename)
+    if tree is None:
+        return ()
+    held = _Variables(frame)
+    found = {}
+    for node in _placed(tree, frame.f_lineno, place):
+        of: dict[str, Number] = {}
+        value = held.value(node, of)
+        if value is not None and value == 0 and of:
+            said = tuple((name, float(number)) for name, number in of.items())
+            found[ast.unparse(node)] = LineNumber(text=ast.unparse(node), value=0.0, of=said)
+    return tuple(found.values())
+
+
+def _placed(tree: ast.AST, line: int, place: NumberPlace) -> Iterator[ast.expr]:
+    """Yield what stands in a place in the statement that runs, without the bodies of a compound
+    one.
+    """
+    around = nodes_around(tree, line, ast.stmt)
+    if not around:
+        return
+    inner = max(around, key=lambda node: node.lineno)
+    kind = _OPERATORS[place]
+    for node in _expressions(inner):
+        if not isinstance(node, ast.BinOp | ast.AugAssign) or not isinstance(node.op, kind):
+            continue
+        if not node.lineno <= line <= (node.end_lineno or line):
+            continue
+        yield node.value if isinstance(node, ast.AugAssign) else node.right
+        if isinstance(node, ast.BinOp) and place != "divisor":
+            yield node.left
+
+
+def _expressions(statement: ast.stmt) -> Iterator[ast.AST]:
+    """Yield a statement and the expressions in it."""
+    queue: list[ast.AST] = [statement]
+    while queue:
+        node = queue.pop()
+        yield node
+        queue.extend(n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.stmt))
+
+
+class _Variables:
+    """What the variables of a frame hold."""
+
+    def __init__(self, frame: FrameType) -> None:
+        self._known = frame.f_globals | frame.f_locals
+        if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED:
+            frame.f_locals.clear()  # a copy that the frame keeps would hold the graph (PEP 667)
+
+    def value(self, node: ast.expr, of: dict[str, Number]) -> Number | None:
+        """Return the number that an expression is, None where it is none; ``of`` takes what its
+        variables hold.
+        """
+        if isinstance(node, ast.Constant):
+            return _number(node.value)
+        if isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:
+            inner = self.value(node.operand, of)
+            return None if inner is None else _SIGNS[type(node.op)](inner)
+        if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+            left, right = self.value(node.left, of), self.value(node.right, of)
+            if left is None or right is None:
+                return None
+            with suppress(ArithmeticError):
+                return _ARITHMETIC[type(node.op)](left, right)
+            return None
+        found = _number(self._held(node))
+        if found is not None:
+            of[ast.unparse(node)] = found
+        return found
+
+    def _held(self, node: ast.expr) -> Any:
+        """Return what a variable, an attribute or an entry holds, None where it is not known
+        without a call.
+        """
+        if isinstance(node, ast.Name):
+            return self._known.get(node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self._held(node.value)
+            return None if owner is None else getattr_static(owner, node.attr, None)
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            owner = self._held(node.value)
+            if type(owner) in (dict, list, tuple):
+                with suppress(LookupError, TypeError):
+                    return owner[node.slice.value]
+        return None
+
+
+def _number(value: Any) -> Number | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number else None

@@ -1480,6 +1480,19 @@ def test_weights_that_a_decay_makes_grow_are_no_matter_of_the_learning_rate():
     assert [atom.remedy for atom in first] == ["lr"]
 
 
+def test_no_decay_is_blamed_that_is_usual():
+    away = training_cases.climbing(
+        training_cases.LOSSES, training_cases.GRADIENT_NORMS, training_cases.EXPLODED
+    )
+    decayed = Series(name="decayed", steps=(0, 1), values=(3.0, 3.0))
+    rate = OptimizerFacts(name="AdamW", lr=60.0, weight_decay=0.05)
+    facts = replace(away.incident.facts, optimizer=rate)
+    away = replace(away, incident=replace(away.incident, facts=facts), facts=facts)
+    found = check("NS404", replace(away, series=(*away.series, decayed)))
+    assert "at a learning rate of 60" in found.cause
+    assert [atom.remedy for atom in found.remedies[0]] == ["lr"]
+
+
 @pytest.mark.parametrize(
     ("outcome", "is_named"), [("not_applicable", True), ("same_failure", False)]
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from nanstop.records import Contribution, Evidence, GradientAccount, SourceLine
+from nanstop.records import Contribution, Evidence, GradientAccount, OptimizerFacts, SourceLine
 
 NOTHING = 1e-8
 """Share of the gradients from which nothing is left of them:
@@ -25,8 +25,15 @@ take 1e-6 to 1e-3.
 """
 GROWS = 2.0
 """Share beyond which what an update takes away leaves more than there was, of the other sign."""
+_MOST_DECAY = 0.5
+"""The largest weight decay that is usual: where no larger one makes weights grow, the rate does."""
 DECAYED = "decayed"
 """The series of such shares."""
+
+
+def has_usual_decay(optimizer: OptimizerFacts | None) -> bool:
+    """Return whether an optimizer has a weight decay that is usual."""
+    return optimizer is not None and 0.0 < (optimizer.weight_decay or 0.0) <= _MOST_DECAY
 
 
 def repeated(accounts: tuple[GradientAccount, ...], num: int) -> tuple[GradientAccount, ...]:

@@ -71,7 +71,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from nanstop.diagnose.evidence.accounts import GROWS, TAKEN, has_signal, repeated
+from nanstop.diagnose.evidence.accounts import GROWS, TAKEN, has_signal, has_usual_decay, repeated
 from nanstop.diagnose.evidence.reading import VERY_LONG, sighting, standing, step_moves
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.frozen import frozen
@@ -150,7 +150,7 @@ def _by_updates(evidence: Evidence) -> Diagnosis | None:
     what is learned.
     """
     accounts = evidence.accounts
-    found = _own_rate(accounts) or _decay(repeated(accounts, _FOUR))
+    found = _own_rate(accounts) or _decay(repeated(accounts, _FOUR), standing(evidence))
     if found is None:
         return None
     setting, effect, seen = found
@@ -191,10 +191,10 @@ def _own_rate(accounts: tuple[GradientAccount, ...]) -> Shown | None:
     return "a rate that has come to 0", f"{effect}, and gradients still arrive", seen
 
 
-def _decay(accounts: tuple[GradientAccount, ...]) -> Shown | None:
-    if not accounts or not all(one.shrunk >= TAKEN for one in accounts):
+def _decay(accounts: tuple[GradientAccount, ...], facts: RunFacts) -> Shown | None:
+    least = min((one.shrunk for one in accounts), default=0.0)
+    if least < TAKEN or (least > GROWS and has_usual_decay(facts.optimizer)):
         return None
-    least = min(one.shrunk for one in accounts)
     if least > GROWS:
         effect = f"each update multiplies every weight by {1 - least:.2g}, beside its gradient"
         return "weight decay", f"{effect}: they grow, and change their sign", accounts

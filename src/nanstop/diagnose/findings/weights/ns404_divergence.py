@@ -63,7 +63,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median_low
 
-from nanstop.diagnose.evidence.accounts import DECAYED, GROWS, update_line
+from nanstop.diagnose.evidence.accounts import DECAYED, GROWS, has_usual_decay, update_line
 from nanstop.diagnose.evidence.candidates import Candidates
 from nanstop.diagnose.evidence.climbs import WINDOW, Climb, by_step, climb, climbs
 from nanstop.diagnose.evidence.lone_update import (
@@ -101,9 +101,7 @@ from nanstop.wording import number
 ANYWHERE = ("forward", "recompute", "loss", "backward", "optimizer")
 WIDE = 1e30
 """Formats that end beyond this hold whatever a training that does not run away computes."""
-BY_FAR = 1e5
-CLEARLY = 100.0
-BELOW_ALL = 1e12
+BY_FAR, CLEARLY, BELOW_ALL = 1e5, 100.0, 1e12
 DECAY = "weight_decay"
 """The remedy."""
 USUAL_DECAY = 0.01
@@ -343,9 +341,9 @@ def _decayed(evidence: Evidence) -> str:
     optimizer = standing(evidence).optimizer
     rates = rates_so_far(evidence)
     usual = median_low(rates) / rates[-1] if rates else 1.0  # else what has grown is the rate
-    if not seen or seen[0] * min(usual, 1.0) <= GROWS:
-        return ""
     decay = optimizer.weight_decay if optimizer is not None else None
+    if not seen or seen[0] * min(usual, 1.0) <= GROWS or has_usual_decay(optimizer):
+        return ""
     factor = 1.0 - seen[0]
     if not decay:  # an optimizer may scale weights without any
         return f"each update multiplies every weight by {factor:.2g}, beside its gradient"

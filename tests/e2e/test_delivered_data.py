@@ -130,7 +130,7 @@ PICKED = {
 
 @pytest.mark.parametrize("pick", PICKED)
 def test_numpy_has_said_where_data_was_prepared_wrongly(tmp_path, pick):
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(record=True):
         warnings.simplefilter("default")
         report = told(tmp_path, PREPARED.replace("{pick}", PICKED[pick]))
     best = report.diagnoses[0]

@@ -284,6 +284,8 @@ FIRES = [
     ("NS113", setup(objective=ObjectiveFacts(method="dpo", beta=0.0)), "certain"),
     ("NS113", setup(objective=ObjectiveFacts(method="dpo", beta=100.0)), "possible"),
     ("NS113", setup(objective=ObjectiveFacts(method="kto", beta=-0.1)), "certain"),
+    ("NS113", setup(objective=ObjectiveFacts(method="dpo", beta=math.inf)), "certain"),
+    ("NS113", setup(objective=ObjectiveFacts(method="grpo", beta=math.nan, num_generations=8)), "certain"),
     ("NS114", setup(param_groups=(FROZEN,), gradient_path=replace(PATH, num_trainable=0)), "certain"),
     ("NS114", setup(param_groups=(TRAINED,), gradient_path=replace(PATH, num_updated=0)), "certain"),
     ("NS114", setup(gradient_path=replace(PATH, reentrant=True, inputs_require_grad=False)), "likely"),

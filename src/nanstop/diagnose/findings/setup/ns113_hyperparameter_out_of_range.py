@@ -384,11 +384,11 @@ def _objective(facts: RunFacts) -> Iterator[Oddity]:
         yield Oddity(
             "certain", "beta 0", "the loss is log 2 whatever the model says: nothing is learnt"
         )
-    elif beta > LARGEST_BETA[method]:
+    elif not beta <= LARGEST_BETA[method]:  # NaN is neither
         effect = (
             "published values are 0 to 0.05" if weighs_kl else "published values are 0.01 to 0.5"
         )
-        yield Oddity("possible", f"beta {beta:g}", effect)
+        yield Oddity("possible" if math.isfinite(beta) else "certain", f"beta {beta:g}", effect)
 
 
 RULE = Rule(

@@ -14,7 +14,7 @@ from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.reference.exact_update import fault_of_update, moves_of
 from nanstop.prove.updates_after import UpdatesAfter
 from nanstop.records import Atom, FailureKey
-from nanstop.records.remedies import GUARDED, KEPT
+from nanstop.records.line_forms import GUARDED, KEPT
 from nanstop.remedies.apply import applied
 
 KEY = FailureKey(kind="nan", phase="optimizer", op="aten.addcdiv_.default", module="")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nanstop.errors import NanstopError
 from nanstop.records import Action, AuditEntry, Environment, RunFacts, Series, Signal
-from nanstop.records.plan import PrecisionPlan, Region
+from nanstop.records.of_commands.plan import PrecisionPlan, Region
 from nanstop.report.html import charts, incident
 from nanstop.report.html.charts import Chart, drawn
 from nanstop.report.html.headroom import heat_map

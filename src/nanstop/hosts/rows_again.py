@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nanstop.numerics.tensors import by_torch_alone
 from nanstop.records import Atom, SourceLine
-from nanstop.records.remedies import BY_ARRAY, BY_NUMBER, GUARDED
+from nanstop.records.line_forms import BY_ARRAY, BY_NUMBER, GUARDED
 from nanstop.remedies.forms.recoded import recoded
 from nanstop.rewrite.files import FileChange, read
 from nanstop.rewrite.forms.form_code import form_edits

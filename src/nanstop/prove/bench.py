@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from nanstop.errors import NanstopError, ShortOfMemoryError
 from nanstop.numerics.host_memory import lacks_memory
 from nanstop.records import Atom, Outcome, Reference, Trial
-from nanstop.records.remedies import are_forms
+from nanstop.records.line_forms import are_forms
 
 Atoms = tuple[Atom, ...]
 RunTrial = Callable[[Atoms, int | None], Trial]

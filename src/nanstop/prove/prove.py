@@ -17,7 +17,8 @@ from nanstop.prove.search import prove
 from nanstop.prove.trials import Trials
 from nanstop.prove.updates_after import UpdatesAfter
 from nanstop.records import Atom, FailureKey, Finiteness, Proof, Trial
-from nanstop.records.remedies import FORMS, safety_of, typed_cure
+from nanstop.records.line_forms import FORMS, typed_cure
+from nanstop.records.remedies import safety_of
 from nanstop.rewrite.forms.form_code import FormCode
 
 _MAX_CONFIRMED = 3

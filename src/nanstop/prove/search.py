@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from nanstop.prove.bench import AGREES, FAILED, Atoms, Bench, Budget, RunOn, RunTrial, SpentError
 from nanstop.prove.minimize import minimize
 from nanstop.records import Alternative, Atom, Proof, Reference, Safety, Trial, Verdict
-from nanstop.records.remedies import are_forms, kernel_place
+from nanstop.records.line_forms import are_forms
+from nanstop.records.remedies import kernel_place
 
 Extend = Callable[[Trial], Atoms | None]
 

@@ -45,7 +45,7 @@ from nanstop.records import (
     Trial,
     op_name,
 )
-from nanstop.records.remedies import NUMBERED, are_forms, are_guards
+from nanstop.records.line_forms import NUMBERED, are_forms, are_guards
 from nanstop.remedies.apply import applied
 from nanstop.remedies.data import dropped_micros, rebatch
 from nanstop.remedies.forward import FORMATS_CLASH

@@ -10,7 +10,7 @@ from functools import partial
 from nanstop.prove.failing_step import FailingStep, Following
 from nanstop.prove.reference.exact_update import fault_of_update, moved_otherwise
 from nanstop.records import Atom, Trial
-from nanstop.records.remedies import are_forms
+from nanstop.records.line_forms import are_forms
 from nanstop.remedies.apply import applied
 from nanstop.remedies.precision import reference
 from nanstop.wording import counted

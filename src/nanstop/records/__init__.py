@@ -9,12 +9,6 @@ publishes their schema.
 from __future__ import annotations
 
 from nanstop.records.account import Contribution, GradientAccount
-from nanstop.records.checkpoint import (
-    CheckpointScan,
-    FormatFit,
-    KeyProblem,
-    TensorScan,
-)
 from nanstop.records.facts import (
     BatchFact,
     CommandFacts,
@@ -36,7 +30,13 @@ from nanstop.records.incident import (
     Position,
     Replay,
 )
-from nanstop.records.plan import (
+from nanstop.records.of_commands.checkpoint import (
+    CheckpointScan,
+    FormatFit,
+    KeyProblem,
+    TensorScan,
+)
+from nanstop.records.of_commands.plan import (
     Agreement,
     Calibration,
     PlanCost,
@@ -44,7 +44,7 @@ from nanstop.records.plan import (
     Region,
     ScalerSettings,
 )
-from nanstop.records.probe import (
+from nanstop.records.of_commands.probe import (
     BackwardRow,
     CancelledRow,
     CoarseRow,

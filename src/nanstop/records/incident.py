@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from nanstop.records.facts import BatchFact, Environment, RunFacts
-from nanstop.records.probe import StateRow
+from nanstop.records.of_commands.probe import StateRow
 from nanstop.records.record import record
 from nanstop.records.values import (
     FailureKey,

@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 
 from nanstop.records.account import GradientAccount
-from nanstop.records.checkpoint import CheckpointScan
 from nanstop.records.facts import Environment, RangeRow, RunFacts
 from nanstop.records.incident import Incident, Localization, Replay
-from nanstop.records.probe import Probe
+from nanstop.records.of_commands.checkpoint import CheckpointScan
+from nanstop.records.of_commands.probe import Probe
 from nanstop.records.record import record
 from nanstop.records.values import FailureKey, OpEvent, Series, SourceLine, StepId
 from nanstop.records.vocabulary import (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nanstop.records import Atom, OpEvent, Proof, Report, RunFacts
-from nanstop.records.remedies import FORMS, GUARDED, typed_cure
+from nanstop.records.line_forms import FORMS, GUARDED, typed_cure
 from nanstop.rewrite.arguments import Settings, cured, settings_of
 from nanstop.rewrite.config_file import with_settings
 from nanstop.rewrite.files import FileChange

@@ -6,7 +6,8 @@ import ast
 from collections.abc import Mapping
 
 from nanstop.records import Atom, Report
-from nanstop.records.remedies import FORMS, NUMBERED, OFF_ZERO, form_of, is_bounded, sample_of
+from nanstop.records.line_forms import FORMS, NUMBERED, OFF_ZERO, form_of, is_bounded
+from nanstop.records.remedies import sample_of
 from nanstop.rewrite.arguments import Settings, comes_back, literal
 from nanstop.rewrite.forms.form_code import finite_call
 from nanstop.rewrite.island import island_lines

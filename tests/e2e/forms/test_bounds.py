@@ -5,7 +5,7 @@ to choose, which is proven where the loss does not hang on it.
 import torch
 
 from e2e.forms.spoiled_step import investigated, shown
-from nanstop.records.remedies import typed_cure
+from nanstop.records.line_forms import typed_cure
 
 
 def of_a_clipped_ratio(v, b):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nanstop.records import Atom
-from nanstop.records.remedies import OFF_ZERO
+from nanstop.records.line_forms import OFF_ZERO
 from nanstop.remedies.apply import applied
 from nanstop.remedies.forms.mode import zeros_moved, zeros_noted
 from remedies.forms.test_log_space import under_form

@@ -11,7 +11,8 @@ from nanstop.commands.fix.result import Fix, FixedFile, FixStatus, Override
 from nanstop.errors import NanstopError
 from nanstop.own_code import is_library
 from nanstop.records import Proof, Report
-from nanstop.records.remedies import describe, is_typed_beside, remedy_of
+from nanstop.records.line_forms import is_typed_beside
+from nanstop.records.remedies import describe, remedy_of
 from nanstop.rewrite.change import Rewrite, change_for, is_untried, mends_source
 from nanstop.rewrite.files import FileChange, encoding_of, is_of_project, read, unified
 from nanstop.rewrite.override import override

@@ -6,7 +6,8 @@ from nanstop.diagnose.evidence.reading import has_masters
 from nanstop.own_code import is_library
 from nanstop.records import Atom, Evidence, OpEvent, RunFacts, TokenRows, op_kind
 from nanstop.records.formats import HALF, NARROW
-from nanstop.records.remedies import BOUNDED, FINITE, GUARDED, HAVE_BOUNDS, KEPT, spans_of
+from nanstop.records.line_forms import BOUNDED, FINITE, GUARDED, HAVE_BOUNDS, KEPT
+from nanstop.records.remedies import spans_of
 
 Candidates = tuple[tuple[Atom, ...], ...]
 

@@ -18,7 +18,7 @@ from nanstop.prove.reference.agreement import SAME, Gaps, agree, gaps_between, l
 from nanstop.prove.reference.exact import ExactRuns
 from nanstop.prove.reference.tolerances import windows_before
 from nanstop.records import Atom
-from nanstop.records.remedies import (
+from nanstop.records.line_forms import (
     BOUNDED,
     FAR,
     FARTHER,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from nanstop.prove.forms.evidence import OTHER_LIMIT
 from nanstop.records import Atom, Localization, op_kind
-from nanstop.records.remedies import GUARDED, OFF_ZERO, form_of
+from nanstop.records.line_forms import GUARDED, OFF_ZERO, form_of
 
 _MOST_LINES = 3
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanstop.records.remedies import UNEVEN
+from nanstop.records.line_forms import UNEVEN
 from nanstop.remedies.forms.calls import Call
 from nanstop.rewrite.operations import FILLS
 

@@ -11,7 +11,7 @@ from typing import Any
 from nanstop.errors import NanstopError
 from nanstop.own_code import is_own, lies_in
 from nanstop.records import Atom
-from nanstop.records.remedies import (
+from nanstop.records.line_forms import (
     BOUNDED,
     EVERY,
     FAR,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nanstop.records.remedies import UNEVEN
+from nanstop.records.line_forms import UNEVEN
 from nanstop.remedies.forms.calls import Call
 from nanstop.remedies.forms.held import Form, uneven
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from nanstop.diagnose.evidence.reading import bad_counts, op_name
 from nanstop.errors import NanstopError
 from nanstop.records import FORMAT_MAX, BatchFact, OpEvent, Proof, Report, TensorStats, Trial
-from nanstop.records.remedies import describe, is_bounded
+from nanstop.records.line_forms import is_bounded
+from nanstop.records.remedies import describe
 from nanstop.report.html.exponents import Histogram, histograms
 from nanstop.report.html.module_tree import Fact, Node, module_tree
 from nanstop.report.text.blocks.block import Block

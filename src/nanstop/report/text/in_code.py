@@ -6,7 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from nanstop.records import Report
-from nanstop.records.remedies import describe, is_bounded, remedy_of
+from nanstop.records.line_forms import is_bounded
+from nanstop.records.remedies import describe, remedy_of
 from nanstop.report.text.blocks.block import Block
 from nanstop.rewrite.change import change_for, cure_of, is_untried
 from nanstop.rewrite.files import read

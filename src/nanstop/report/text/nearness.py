@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from nanstop.records import Alternative, Proof, Reference, Trial
-from nanstop.records.remedies import NUMBERED, makes_rows
+from nanstop.records.line_forms import NUMBERED
+from nanstop.records.remedies import makes_rows
 from nanstop.wording import counted
 
 _NEAR = 1e-2

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, product
 
 from nanstop.records import Atom, OpEvent, Proof
-from nanstop.records.remedies import (
+from nanstop.records.line_forms import (
     BOUNDED,
     BY_ARRAY,
     BY_NUMBER,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Collection, Mapping
 
-from nanstop.records.remedies import HAVE_BOUNDS
+from nanstop.records.line_forms import HAVE_BOUNDS
 from nanstop.records.vocabulary import LOSSES_OF_ELEMENTS
 from nanstop.rewrite.draft import Draft, NotKnownError, is_steady
 from nanstop.rewrite.forms.clamped import above_one, clamp, clamped, edged, log_of_more

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from nanstop.records.remedies import OFF_ZERO
+from nanstop.records.line_forms import OFF_ZERO
 from nanstop.rewrite.draft import Draft
 from nanstop.rewrite.operations import Operation, constant_of, operation
 from nanstop.rewrite.source import Edit, expressions_of

@@ -12,7 +12,7 @@ from nanstop.prove.course import Course, prove_course
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.prove import prove_step
 from nanstop.records import Atom, Proof
-from nanstop.records.remedies import leaves_values_out
+from nanstop.records.line_forms import leaves_values_out
 from nanstop.replay.conditions import filled_memory
 from nanstop.rewrite.files import read
 from nanstop.rewrite.forms.form_code import codes_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nanstop.records import Atom, Diagnosis, Proof
-from nanstop.records.remedies import are_guards, describe, is_bounded, safety_of, typed_cure
+from nanstop.records.line_forms import are_guards, is_bounded, typed_cure
+from nanstop.records.remedies import describe, safety_of
 from nanstop.report.text.blocks.block import Block
 from nanstop.report.text.nearness import alternative_in_brackets, exact_fails, proof_in_brackets
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nanstop.records import Diagnosis, Report
-from nanstop.records.remedies import is_typed_beside
+from nanstop.records.line_forms import is_typed_beside
 from nanstop.report.text.blocks.block import Block, pointer
 from nanstop.report.text.blocks.evidence import evidence
 from nanstop.report.text.blocks.help import help_blocks

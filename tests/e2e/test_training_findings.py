@@ -92,6 +92,28 @@ def test_a_learning_rate_that_runs_away(tmp_path, lr, dtype):
     assert run_away(tmp_path, lr, dtype)[0][0] == ("NS404", "certain")
 
 
+@pytest.mark.parametrize(("lr", "spike", "code"), [(30.0, 1.0, "NS404"), (1e-3, 1e4, "NS207")])
+def test_one_update_that_ruins_the_weights_is_told_from_data_that_does_not_fit(
+    tmp_path, lr, spike, code
+):
+    """How far SGD moves a weight follows from no setting: it is measured once a step has failed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+    def loss_fn(batch):
+        sizes = torch.exp(model(batch["x"]) * batch["scale"])
+        return (sizes - batch["y"]).square().mean()
+
+    steps = [
+        (loss_fn, {"x": torch.randn(16, 8), "y": torch.rand(16, 4) * 20, "scale": torch.ones(1)})
+        for _ in range(4)
+    ]
+    steps[2][1]["scale"][0] = spike
+    found = watched(tmp_path, model, optimizer, steps)
+    assert found[0][0][0] == code
+
+
 def test_a_schedule_that_divides_by_zero_is_named_where_it_broke_the_weights(tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(8, 1)

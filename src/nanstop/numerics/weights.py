@@ -4,7 +4,8 @@ makes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -90,15 +91,58 @@ def longest_step(per_rate: StepPerRate, groups: Sequence[Mapping[str, Any]]) -> 
     return max(found, key=lambda step: step.length / step.weight, default=None)
 
 
+@torch.no_grad()
+def taken_step(
+    parameters: Sequence[Tensor],
+    lr: float,
+    num_updates: int,
+    rewound: Callable[[], AbstractContextManager[Any]],
+) -> StepLength | None:
+    """Return how far each of the last updates has moved weights on average, beside what they were
+    before these.
+
+    ``rewound``: has the weights be what they were inside. Of as many elements as ``longest_step``
+    reads; a number that is not finite counts as none. Synchronises once each time.
+    """
+    held = _matrices(parameters)
+    now = [spread(p, _MOST_ELEMENTS).float().clone() for p in held]
+    with rewound():
+        weight = _typical(parameters)
+        before = [spread(p, _MOST_ELEMENTS).float() for p in held]
+        moved = [
+            (new - old).nan_to_num(0.0, 0.0, 0.0) for new, old in zip(now, before, strict=True)
+        ]
+        length = _median(_sizes(moved), held, least=0.0)
+    if weight is None or length is None:
+        return None
+    return StepLength(lr=lr, length=length / num_updates, weight=weight)
+
+
+def _matrices(parameters: Iterable[Tensor]) -> list[Tensor]:
+    held = [p for p in parameters if p.dim() > 1 and p.is_floating_point() and is_measurable(p)]
+    return held[:: -(-len(held) // _MOST_TENSORS)] if held else []
+
+
+def _sizes(samples: Iterable[Tensor]) -> list[float]:
+    """Return the root mean square of each sample of elements."""
+    found = [sample.float().square().mean().sqrt().cpu() for sample in samples]
+    return torch.stack(found).tolist() if found else []
+
+
 def _typical(parameters: Iterable[Tensor]) -> float | None:
     """Return the median over all elements of their tensor's root mean square."""
-    held = [p for p in parameters if p.dim() > 1 and p.is_floating_point() and is_measurable(p)]
-    held = held[:: -(-len(held) // _MOST_TENSORS)] if held else []
-    sizes = [spread(p, _MOST_ELEMENTS).float().square().mean().sqrt().cpu() for p in held]
+    held = _matrices(parameters)
+    return _median(_sizes(spread(p, _MOST_ELEMENTS) for p in held), held)
+
+
+def _median(sizes: Sequence[float], held: Sequence[Tensor], least: float = SIGNAL) -> float | None:
+    """Return the median size over all elements, None where none has a size to compare: ``least``,
+    times the root of how many are added up.
+    """
     rows = [
         (size, parameter.numel())
-        for size, parameter in zip(torch.stack(sizes).tolist() if sizes else (), held, strict=True)
-        if size * (parameter.numel() / len(parameter)) ** 0.5 >= SIGNAL
+        for size, parameter in zip(sizes, held, strict=True)
+        if size * (parameter.numel() / len(parameter)) ** 0.5 >= least
     ]
     left = sum(number for _, number in rows) / 2
     for size, number in sorted(rows):

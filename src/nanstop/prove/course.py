@@ -17,10 +17,11 @@ from itertools import chain, cycle, islice
 from nanstop.decide.policy import Policy, not_allowed
 from nanstop.numerics.tensors import in_float64, nonfinite
 from nanstop.numerics.update_length import TOO_LONG
+from nanstop.numerics.weights import taken_step
 from nanstop.prove.bench import Budget
 from nanstop.prove.failing_step import FailingStep, WayBack, mean_loss
 from nanstop.prove.search import prove
-from nanstop.records import Atom, FailureKey, Proof, Reference, Trial
+from nanstop.records import Atom, FailureKey, Proof, Reference, StepLength, Trial
 from nanstop.records.remedies import safety_of
 from nanstop.records.vocabulary import OF_UPDATES
 from nanstop.remedies.apply import applied
@@ -57,6 +58,13 @@ class Course:
     def num_updates(self) -> int:
         """How many updates are made anew."""
         return max(LEAST_UPDATES, len(self.way_back.steps))
+
+    def taken_step(self, lr: float) -> StepLength | None:
+        """Return how far each of the updates has moved weights, beside what they were at the
+        snapshot; None where that is not known. Synchronises the device.
+        """
+        trained = [*trainable_of(self.step.view).parameters.values()]
+        return taken_step(trained, lr, len(self.way_back.steps), self.way_back.rewound)
 
     def begin(self) -> float:
         """Return the loss of the last windows at the snapshot, NaN where the step fails there."""

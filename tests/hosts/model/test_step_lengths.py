@@ -1,6 +1,7 @@
 """The learning rate against the weights that there are: real scripts, told (NS113) or not."""
 
 import math
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import nanstop
 from loop_scripts import run_script
 from nanstop.decide.policy import Policy
 from nanstop.hosts.model.optimizer_facts import optimizer_facts
-from nanstop.numerics.weights import longest_step
+from nanstop.numerics.weights import longest_step, taken_step
 from nanstop.records import StepPerRate
 from nanstop.session.factory import opener
 from nanstop.store.incidents import Store
@@ -152,6 +153,33 @@ def test_the_rate_of_a_trainer_is_the_one_that_it_warms_up_to(tmp_path):
     watch.close()
     finding = next(one for one in watch.findings if one.code == "NS113")
     assert (finding.title, finding.confidence) == ("out of range: learning rate 0.5", "likely")
+
+
+@contextmanager
+def as_before(weights, before):
+    now = [weight.detach().clone() for weight in weights]
+    with torch.no_grad():
+        for weight, old in zip(weights, before, strict=True):
+            weight.copy_(old)
+        yield
+        for weight, new in zip(weights, now, strict=True):
+            weight.copy_(new)
+
+
+def test_what_updates_have_moved_is_measured():
+    torch.manual_seed(0)
+    weights = [nn.Parameter(torch.randn(64, 32)) for _ in range(3)]
+    before = [weight.detach().clone() for weight in weights]
+    with torch.no_grad():
+        for weight in weights[:2]:
+            weight += 8.0
+        weights[0][0, 0] = torch.nan
+    now = [weight.detach().clone() for weight in weights]
+    found = taken_step(weights, 0.5, 4, lambda: as_before(weights, before))
+    assert (found.lr, found.length) == (0.5, pytest.approx(2.0, rel=1e-2))
+    assert found.weight == pytest.approx(1.0, rel=0.1)
+    torch.testing.assert_close(weights, now, rtol=0.0, atol=0.0, equal_nan=True)
+    assert taken_step([], 0.5, 4, nullcontext) is None
 
 
 def test_weights_are_looked_at_in_a_sample():

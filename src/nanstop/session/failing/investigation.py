@@ -18,6 +18,7 @@ from nanstop.localize.memory.unwritten import of_unwritten
 from nanstop.numerics.room import let_go
 from nanstop.numerics.weights import odd_weights
 from nanstop.prove.bad_samples import bad_places
+from nanstop.prove.course import Course
 from nanstop.prove.failing_step import FailingStep
 from nanstop.records import (
     AuditEntry,
@@ -164,6 +165,20 @@ class Investigation:
         if self.localization is not None and self.localization.positions is None:
             samples = self.stage("samples", lambda: bad_places(failing))
             self.localization = replace(self.localization, positions=samples)
+        if not failing.update:
+            self._measure_updates(failing)
+
+    def _measure_updates(self, failing: FailingStep) -> None:
+        """Note how far the updates before the failure have moved weights where that follows from no
+        setting of the optimizer.
+        """
+        optimizer, way_back = self.facts.optimizer, failing.way_back
+        if optimizer is None or optimizer.step is not None or way_back is None:
+            return
+        if way_back.steps and optimizer.rate is not None:
+            course, rate = Course(way_back, failing), optimizer.rate
+            step = self.stage("updates", lambda: course.taken_step(rate))
+            self.facts = replace(self.facts, optimizer=replace(optimizer, step=step))
 
     def trace_rows(self, failing: FailingStep, run: RunState) -> None:
         """Note which rows of its data the failing micro-batch was made of, and the text around the

@@ -2,9 +2,13 @@
 to choose, which is proven where the loss does not hang on it.
 """
 
+from pathlib import Path
+
+import pytest
 import torch
 
 from e2e.forms.spoiled_step import investigated, shown
+from nanstop.commands.fix.fix import fix
 from nanstop.records.line_forms import typed_cure
 
 
@@ -81,3 +85,18 @@ def test_a_bound_that_steps_that_pass_are_beyond_is_no_cure():
 
 def typed_as(atoms):
     return atoms[0].value if len(atoms) == 1 else ""
+
+
+@pytest.mark.parametrize(
+    ("loss", "spoil", "proof", "allow"),
+    [
+        (of_a_clipped_ratio, far_below, "proven", ("form",)),
+        (of_an_estimate, far_above, "plausible", ()),
+        (of_a_scale, large, "plausible", ()),
+    ],
+)
+def test_only_what_a_run_applies_is_had_by_allowing_it(capsys, loss, spoil, proof, allow):
+    investigated(loss, spoil)
+    folder = capsys.readouterr().err.partition("`nanstop fix ")[2].partition("`")[0]
+    found = fix(Path(folder))
+    assert (found.proof, found.allow) == (proof, allow)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nanstop.numerics.tensors import format_name
 from nanstop.records.formats import least_number, most_exponent
+from nanstop.records.line_forms import HAVE_BOUNDS
 from nanstop.remedies.forms.calls import Call
 from nanstop.replay.path import no_choices
 
@@ -41,6 +42,5 @@ def _number(read: Tensor, is_other: bool) -> Tensor:
 
 
 _BOUNDED: Mapping[str, Callable[[Tensor, bool], Tensor]] = {
-    "exp": _exponent,
-    **dict.fromkeys(("log", "log2", "log10"), _number),
+    name: _exponent if name == "exp" else _number for name in HAVE_BOUNDS
 }

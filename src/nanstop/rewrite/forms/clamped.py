@@ -21,7 +21,7 @@ def clamped(draft: Draft, found: Operation) -> str:
 
 def _bound(draft: Draft, found: Operation) -> str:
     """Return the smallest number that is kept: 1 of a count, which is 0 or 1 at least; of an
-    exponent the largest.
+    exponent the largest. Both are those of the format, or usual ones.
     """
     if found.name == "exp":
         return f"max={most_exponent(draft.dtype):g}" if draft.bounded else f"max={draft.most()}"
@@ -52,6 +52,7 @@ def log_of_more(draft: Draft, found: Operation) -> str:
 
 
 def edged(draft: Draft, found: Operation) -> str:
+    """Kept off -1 and 1, where its derivative is infinite."""
     edge = _SPACING.get(draft.dtype, "1.2e-7")
     operand = draft.source.operand(_unclamped(found.operand))
     return draft.with_operand(found, 0, f"{operand}.clamp(-1 + {edge}, 1 - {edge})")
@@ -71,6 +72,7 @@ def _unclamped(node: ast.expr) -> ast.expr:
 
 
 def above_one(draft: Draft, found: Operation) -> str:
+    """Kept above 1: the derivative there is infinite."""
     edge = _SPACING.get(draft.dtype, "1.2e-7")
     operand = draft.source.operand(found.operand)
     return draft.with_operand(found, 0, f"{operand}.clamp(min=1 + {edge})")

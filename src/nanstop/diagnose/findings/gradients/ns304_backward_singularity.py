@@ -141,7 +141,7 @@ def _left_out_late(evidence: Evidence, name: str) -> Diagnosis:
 
 def _is_exponential_beyond(event: OpEvent) -> bool:
     """Return whether the forward op is an exponential that came to Inf."""
-    is_exponential = bool(event.forward_op) and op_kind(event.forward_op or "") in EXPONENTIALS
+    is_exponential = op_kind(event.forward_op or "") in EXPONENTIALS
     return is_exponential and any(stats.posinf for stats in event.forward_outputs)
 
 

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "b1f09505d57daa5e")
+REPORT_FORM = (1, "1444e355d15fa95f")
 
 
 def test_names():

@@ -97,10 +97,6 @@ class Incident:
     """What of the script was seen to write to ``bad_params`` outside of an update, in order; ()
     where nothing was, or of one of them nothing.
     """
-    regraded_by: tuple[SourceLine, ...] = ()
-    """What of the script was seen to write to the gradients of ``bad_params`` before an update, as
-    ``written_by``.
-    """
     put_right: tuple[str, ...] = ()
     """Parameters that were not finite and were given ordinary numbers for the runs of this step:
     its update breaks some of them again. The one that broke them could not be made again.

@@ -33,7 +33,7 @@ class OffSession(WatchedRun):
         self.announce: Callable[[News], None] = lambda _: None
         self.rows_of: Callable[[Batch], BatchRows | None] = lambda _: None
         self.decode: Callable[[Sequence[int]], str] = str
-        self.written_by: WrittenBy = lambda _: ((), ())
+        self.written_by: WrittenBy = lambda _: ()
 
     @property
     def reports(self) -> Sequence[Report]:

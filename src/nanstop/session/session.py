@@ -84,7 +84,7 @@ class Session(WatchedRun):
         self.present: Callable[[], StepId | None] = lambda: None
         self.rows_of: Callable[[Batch], BatchRows | None] = lambda _: None
         self.decode: Callable[[Sequence[int]], str] = ids_as_text
-        self.written_by: WrittenBy = lambda _: ((), ())
+        self.written_by: WrittenBy = lambda _: ()
         self.opened: Callable[[Session], None] = lambda _: None
         """Told of a training that begins, when its facts are known."""
         self._failures: Failures | None = None

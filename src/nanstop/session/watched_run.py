@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nanstop.report.run_report import RunReport
 
 Writers = tuple[SourceLine, ...]
-WrittenBy = Callable[[Sequence[str]], tuple[Writers, Writers]]
+WrittenBy = Callable[[Sequence[str]], Writers]
 """Given the names of weights: what has written to them, and what to their gradients."""
 
 

@@ -85,36 +85,55 @@ def test_a_row_that_no_batch_reads_is_found_at_the_end_and_who_wrote_to_it_is_to
 
 
 class UnitNorm(TrainerCallback):
-    """Divides each gradient by its norm, which is 0 where a weight has none: by ``eps`` more."""
+    """Divides a gradient by its norm, which is 0 in its second update: by ``eps`` more. It writes
+    to it as ``how`` says.
+    """
 
-    def __init__(self, eps=0.0, *, anew=False):
-        self.eps, self.anew = eps, anew
+    def __init__(self, eps=0.0, *, how="copy"):
+        self.eps, self.how = eps, how
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **_):
         gradient = model.lm_head.weight.grad
-        if gradient is None:  # of an update that is left out
-            return
         gradient.mul_(float(state.global_step != 1))
         made = gradient / (gradient.norm() + self.eps)
-        if self.anew:
+        if self.how == "anew":
             model.lm_head.weight.grad = made
+        elif self.how == "data":
+            model.lm_head.weight.grad.data.copy_(made)
         else:
             gradient.copy_(made)
 
 
-@pytest.mark.parametrize("anew", [False, True])
-def test_the_callback_that_has_written_to_the_gradients_of_an_update_is_told(tmp_path, anew):
-    trainer = trainer_with(tmp_path, UnitNorm(anew=anew), nanstop.Callback(out=tmp_path / "out"))
-    trainer.args.max_steps = 4
-    with pytest.raises(TrainingStopped):
-        trainer.train()
+class HalvedAmid(TrainerCallback):
+    """Divides a gradient by 0 within the second window, between two micro-batches."""
+
+    def on_substep_end(self, args, state, control, model=None, **_):
+        model.lm_head.weight.grad.div_(float(state.global_step != 1))
+
+
+@pytest.mark.parametrize(
+    ("writes", "name"),
+    [
+        (UnitNorm(), "UnitNorm.on_pre_optimizer_step"),
+        (UnitNorm(how="anew"), "UnitNorm.on_pre_optimizer_step"),
+        (UnitNorm(how="data"), "UnitNorm.on_pre_optimizer_step"),
+        (HalvedAmid(), "HalvedAmid.on_substep_end"),
+    ],
+)
+@pytest.mark.parametrize("max_norm", [0.0, 1.0])
+def test_an_update_whose_gradients_a_callback_breaks_is_left_out(tmp_path, writes, name, max_norm):
+    trainer = trainer_with(tmp_path, writes, nanstop.Callback(out=tmp_path / "out"))
+    trainer.args.max_steps, trainer.args.max_grad_norm = 4, max_norm
+    trainer.args.gradient_accumulation_steps = 2
+    trainer.train()
     (report,) = nanstop.watch(trainer).incidents
     incident, found = report.incident, report.diagnoses[0]
-    assert incident.written_by == ()
-    assert [one.function for one in incident.regraded_by] == ["UnitNorm.on_pre_optimizer_step"]
-    assert (found.code, found.confidence) == ("NS401", "likely")
-    assert found.lines[-1].startswith("their gradients were written to before the update by `UnitN")
-    assert "writes to gradients" in found.usual_cure
+    assert (incident.at.step, incident.phase) == (1, "backward")
+    assert [one.function for one in incident.rewritten_at] == [name]
+    assert (found.code, found.confidence) == ("NS306", "likely")
+    assert report.audit[-1].action.kind == "skip"
+    assert trainer.state.global_step == 4
+    assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
     nanstop.watch(trainer).close()
 
 

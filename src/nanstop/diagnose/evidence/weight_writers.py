@@ -19,11 +19,6 @@ def named_writers(written: Sequence[SourceLine]) -> str:
     )
 
 
-def finite_gradients_only(writers: str) -> str:
-    """Return the usual cure of gradients that these writers have broken."""
-    return f"Look at what {writers} writes to gradients, and let it be finite numbers only."
-
-
 def finite_numbers_only(writers: str) -> str:
     """Return the usual cure of weights that these writers have broken."""
     return f"Look at what {writers} writes to weights, and let it be finite numbers only."

@@ -203,14 +203,14 @@ class Steps:
         if self.controller.session is not None:
             self.controller.session.written_by = self._written_by
 
-    def _written_by(self, names: Sequence[str]) -> tuple[Writers, Writers]:
+    def _written_by(self, names: Sequence[str]) -> Writers:
         """Return the lines of the script that were seen to write to each of some weights of the
         last window; those that write to gradients are found in their own step.
         """
         named = {n: p for view in self._views.values() for n, p in view.root.named_parameters()}
         if not named.keys() >= set(names):
-            return (), ()
-        return self.weight_writes.to_each([named[name] for name in names]), ()
+            return ()
+        return self.weight_writes.to_each([named[name] for name in names])
 
     def add_sinks(self, window: ScriptWindow) -> None:
         """Add to the facts what the gradients of the first window have come to after their clip."""

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import repeat
+from itertools import compress, repeat
 from operator import attrgetter, methodcaller
 from typing import Any, cast
 
@@ -54,8 +54,9 @@ __tracebackhide__ = passes_through
 _log = logging.getLogger("nanstop")
 _DATA: Any = Tensor.data
 _VERSION, _ADDRESS = attrgetter("_version"), methodcaller("data_ptr")
-_Marks = tuple[list[Any], list[Any]]
-_BEFORE_UPDATE = "on_pre_optimizer_step"
+_Marks = tuple[list[Any], list[Any], list[Any]]
+_AMID_WINDOW = frozenset({"on_substep_end", "on_pre_optimizer_step"})
+"""Events that find gradients which an update is still to take."""
 
 _SHOWN_ELSEWHERE = ("NotebookProgressCallback", "RichProgressCallback")
 """Progress by means that need a notebook or `rich`: importing their modules would need them,
@@ -152,8 +153,8 @@ class _Write:
 
 
 class _Aliases:
-    """Notes what a script reads as ``weight.data`` while it is on: the same memory, whose writes
-    the weight counts no version of, but the alias and its views do.
+    """Notes what a script reads as ``tensor.data`` while it is on: the same memory, whose writes
+    the tensor counts no version of, but the alias and its views do.
 
     The class has the attribute of its own then. A function mode would hear of it, too, but torch
     has other kernels in evaluation where one is on (``nn.TransformerEncoderLayer``).
@@ -175,36 +176,36 @@ class _Aliases:
 
     def start(self) -> None:
         """Note what is read from now on."""
-        if "data" not in vars(nn.Parameter):
-            cast("Any", nn.Parameter).data = property(self._seen, _DATA.__set__)
+        if "data" not in vars(Tensor):
+            cast("Any", Tensor).data = property(self._seen, _DATA.__set__)
             self.is_on = True
 
     def stop(self) -> None:
         """Note nothing any more."""
         if self.is_on:
-            del nn.Parameter.data
+            del Tensor.data
             self.is_on = False
 
-    def _seen(self, weight: Tensor) -> Tensor:
-        alias = _DATA.__get__(weight)
-        self._read.append((weight, alias))
+    def _seen(self, tensor: Tensor) -> Tensor:
+        alias = _DATA.__get__(tensor)
+        self._read.append((tensor, alias))
         return alias
 
     def written(self) -> set[int]:
-        """Return the ids of weights that were written to by an alias since this was asked last;
+        """Return the ids of tensors that were written to by an alias since this was asked last;
         aliases that are held elsewhere stay known. No device work.
         """
-        kept = [(weight(), alias(), seen) for weight, alias, seen in self._kept]
-        known = [*kept, *((weight, alias, 0) for weight, alias in self._read)]
+        kept = [(tensor(), alias(), seen) for tensor, alias, seen in self._kept]
+        known = [*kept, *((tensor, alias, 0) for tensor, alias in self._read)]
         self._read, self._kept, found = [], [], set[int]()
         with by_torch_alone():
-            for weight, alias, seen in known:
-                if weight is None or alias is None:
+            for tensor, alias, seen in known:
+                if tensor is None or alias is None:
                     continue
                 now = _VERSION(alias)
-                self._kept.append((weakref.ref(weight), weakref.ref(alias), now))
+                self._kept.append((weakref.ref(tensor), weakref.ref(alias), now))
                 if now != seen:
-                    found.add(id(weight))
+                    found.add(id(tensor))
         return found
 
 
@@ -220,7 +221,8 @@ class CallbackWrites:
         self._weights: list[Tensor] = []
         self._writes: list[_Write] = []
         self._before: dict[SourceLine, frozenset[str]] = {}
-        self._of_gradients: dict[SourceLine, frozenset[str]] = {}
+        self.rewritten_at: Writers = ()
+        """What has written to the gradients of the present window, in order and each once."""
         self._aliases = _Aliases()
 
     def begin(self, root: nn.Module) -> None:
@@ -228,12 +230,12 @@ class CallbackWrites:
         trained = [(n, p) for n, p in root.named_parameters() if type(p) is nn.Parameter]
         self._names = [name for name, p in trained if p.requires_grad]
         self._weights = [p for _, p in trained if p.requires_grad]
-        self._writes, self._before, self._of_gradients = [], {}, {}
+        self._writes, self._before = [], {}
 
     def end(self) -> None:
         """Hold nothing of the training any more."""
         self._names, self._weights, self._writes = [], [], []
-        self._before, self._of_gradients = {}, {}
+        self._before, self.rewritten_at = {}, ()
         self._aliases.forget()
 
     def updating(self) -> None:
@@ -241,15 +243,6 @@ class CallbackWrites:
         for write in self._writes:
             self._before[write.by] = self._before.get(write.by, frozenset()) | write.names
         self._writes.clear()
-
-    def of(self, names: Sequence[str]) -> tuple[Writers, Writers]:
-        """Return what has written to some weights, as ``to_each``, and what has to the gradients
-        of each of them before an update.
-        """
-        kept = self._of_gradients.items()
-        found = [(by, those) for by, those in kept if not those.isdisjoint(names)]
-        is_each = set(names) <= {name for _, those in found for name in those}
-        return self.to_each(names), tuple(by for by, _ in found) if is_each else ()
 
     def to_each(self, names: Sequence[str]) -> Writers:
         """Return the methods that have written since the last update to any of some weights, in
@@ -280,49 +273,52 @@ class CallbackWrites:
             plain[:] = list.__iter__(marked)  # one may have been added, or taken out
             handler.callbacks = plain
 
-    def marks(self) -> _Marks | None:
-        """Return what differs once a weight was written; None where that cannot be told."""
+    def marks(self, event: str) -> _Marks | None:
+        """Return what differs once a weight was written, or in the midst of a window a gradient;
+        None where that cannot be told.
+        """
+        weights = self._weights
         try:
             with by_torch_alone():
-                return list(map(_VERSION, self._weights)), list(map(_ADDRESS, self._weights))
+                gradients = map(_mark, weights) if event in _AMID_WINDOW else ()
+                versions, addresses = map(_VERSION, weights), map(_ADDRESS, weights)
+                return list(versions), list(addresses), list(gradients)
         except Exception as error:  # a tensor of another make
             _log.debug("writes of callbacks are not seen: %s", error)
             self.end()
             return None
 
-    def calling(self) -> _Marks | None:
+    def calling(self, event: str) -> _Marks | None:
         """Return the marks before a method of a callback, which is about to be called."""
         if not is_compiling():
             self._aliases.start()
-        return self.marks()
+        return self.marks(event)
 
     def called(self, callback: Any, event: str, before: _Marks | None) -> None:
         """Note what a method of a callback has written: what is marked otherwise ``before`` it."""
         self._aliases.stop()
-        now = self.marks()
-        written = self._aliases.written() if self._aliases.are_any else ()
-        if before is None or now is None or not (written or now != before):
+        now = self.marks(event)
+        written = self._aliases.written() if self._aliases.are_any else set[int]()
+        found = _method_of(callback, event) if written or now != before else None
+        if before is None or now is None or found is None:
             return
-        pairs = zip(self._names, zip(*before, strict=True), zip(*now, strict=True), strict=True)
-        names = {name for name, old, new in pairs if old != new}
-        names.update(n for n, p in zip(self._names, self._weights, strict=True) if id(p) in written)
-        found = _method_of(callback, event)
-        if found is not None:
-            self._writes.append(_Write(frozenset(names), found))
+        weights = zip(self._weights, *before[:2], *now[:2], strict=True)
+        is_written = [
+            id(p) in written or (version, address) != (new, there)
+            for p, version, address, new, there in weights
+        ]
+        if any(is_written):
+            names = frozenset(compress(self._names, is_written))
+            self._writes.append(_Write(names, found))
+        is_regraded = now[2] != before[2] or any(m is not None and m[0] in written for m in now[2])
+        if is_regraded and found not in self.rewritten_at:
+            self.rewritten_at += (found,)
 
-    def gradients(self) -> list[Any]:
-        """Return what differs of each gradient once it was written."""
-        with by_torch_alone():
-            grads = [weight.grad for weight in self._weights]
-            return [None if grad is None else (id(grad), _VERSION(grad)) for grad in grads]
 
-    def noted(self, callback: Any, event: str, before: list[Any]) -> None:
-        """Note to which gradients a method of a callback has written before an update."""
-        pairs = zip(self._names, before, self.gradients(), strict=False)
-        names = frozenset(name for name, old, new in pairs if old != new)
-        found = _method_of(callback, event) if names else None
-        if found is not None:
-            self._of_gradients[found] = self._of_gradients.get(found, frozenset()) | names
+def _mark(weight: Tensor) -> tuple[int, int] | None:
+    """Return what differs of a weight's gradient once it was written."""
+    grad = weight.grad
+    return None if grad is None else (id(grad), _VERSION(grad))
 
 
 class _Marked(list[Any]):
@@ -337,12 +333,9 @@ class _Marked(list[Any]):
             if _own_method(type(callback), self._event) is None:
                 yield callback
                 continue
-            before = self._writes.calling()
-            gradients = self._writes.gradients() if self._event == _BEFORE_UPDATE else None
+            before = self._writes.calling(self._event)
             yield callback
             self._writes.called(callback, self._event, before)
-            if gradients is not None:
-                self._writes.noted(callback, self._event, gradients)
 
 
 def _method_of(callback: Any, event: str) -> SourceLine | None:

@@ -149,7 +149,7 @@ class TrainerWatch:
             self.session = self._open_session(self.view, self.facts)
         session = self.session
         session.rows_of, session.decode = self.rows.rows_of, self.rows.decode
-        session.written_by = self._callback_writes.of
+        session.written_by = self._callback_writes.to_each
         session.prepare()
         facts = facts_of(self.view, self.trainer, resumed=self._resumed_from)
         lines: Any = self.lines_of(self.view.optimizer)
@@ -278,6 +278,7 @@ class TrainerWatch:
             return self._clip(parameters, max_norm, norm_type)
         parameters = list(parameters)
         self._window, self._pending = None, window.index
+        window.rewritten_at = self._callback_writes.rewritten_at or None
         if not self._is_read_here:
             norm = self._clip(parameters, max_norm, norm_type)
             if norm is not None:
@@ -300,12 +301,21 @@ class TrainerWatch:
         unseen = window is not None and window.closed and self.host.replaying is None
         if window is not None and unseen and self._is_read_here:
             self._window, self._pending = None, window.index
+            window.rewritten_at = self._callback_writes.rewritten_at or None
             self.windows.close(window, list(window.micros[-1].model.parameters()), 2.0)
             self._forget_failed(window)
             self._clip_as_the_host(window)
             self.windows.last_look(window)
-        self._callback_writes.updating()
-        return tell(*args)
+        writes = self._callback_writes
+        writes.updating()
+        result = tell(*args)
+        window, self.windows.awaiting = self.windows.awaiting, None
+        if writes.rewritten_at:
+            if window is not None:
+                self.windows.rewritten(window, writes.rewritten_at)
+                self._forget_failed(window)
+            writes.rewritten_at = ()
+        return result
 
     @property
     def _is_read_here(self) -> bool:

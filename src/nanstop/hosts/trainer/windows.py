@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from nanstop.hosts.window.ends import WindowEnds
 from nanstop.numerics.trained import held_by
 from nanstop.records import RunFacts, Signal, StepId
 from nanstop.replay.step import Batch, parameters_of
+from nanstop.session.watched_run import Writers
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
@@ -43,13 +45,15 @@ it falls 16-fold meanwhile.
 class TrainerWindows:
     """See ``hosts.window.host.WindowHost``.
 
-    ``applied``: whether the update of the last window was.
+    ``applied``: whether the update of the last window was. ``awaiting``: one that is read, and not
+    yet updated.
     """
 
     def __init__(self, watch: WatchedTrainer) -> None:
         self._watch = watch
         self._num_overflows = 0
         self.applied = True
+        self.awaiting: TrainerWindow | None = None
         self._knows_sums = False
         self.redo, self.update_anew = watch.carrier.redo, watch.carrier.update_anew
         self.leave_out, self.stop = watch.carrier.skip, watch.stop
@@ -196,7 +200,7 @@ class TrainerWindows:
 
         One that ruins weights is made anew or left out.
         """
-        watch, settled = self._watch, self.ends.last_look()
+        self.awaiting, watch, settled = window, self._watch, self.ends.last_look()
         if settled is None and watch.facts.world_size > 1 and window.ending.applied:
             called = {micro.model for micro in window.micros}
             watch.host.shared.updating(called, watch.view.optimizer, window.micros)
@@ -204,6 +208,17 @@ class TrainerWindows:
             clear_gradients(parameters_of(self._watch.view).values())
         elif settled is not None:
             window.ending.apply = self.applied = False
+
+    def rewritten(self, window: TrainerWindow, by: Writers) -> None:
+        """Leave out the update of a window to whose gradients something has written since they
+        were read, where they are not finite any more. Synchronises the device.
+        """
+        window.rewritten_at = by
+        if self.applied:
+            norm = total_norm(list(window.micros[-1].model.parameters()), 2.0)
+            step, read = self.step(window), partial(self.read, window, norm)
+            self.ends.rewritten(step, read, window.ending)
+            self.applied = window.ending.applied
 
     def step(self, window: TrainerWindow) -> HfStep:
         """Return a window as a step."""

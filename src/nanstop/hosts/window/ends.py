@@ -162,6 +162,15 @@ class WindowEnds:
                     raise alarm.error
                 return
 
+    def rewritten(self, step: HostStep, read: Callable[[], Reading], ending: Ending) -> None:
+        """Settle once more a window whose gradients were written to since it was closed, which
+        gradients made anew would lack: its update is left out where they are bad.
+        """
+        alarm = self._look(step, read, ending)
+        if alarm is not None and self.carry(step, alarm, ending) and not ending.apply:
+            self.keeper.take_out(step)
+            self._host.leave_out(step)
+
     def observe(self, step: HostStep, read: Callable[[], Reading]) -> None:
         """Report a window whose end nothing can be done about."""
         alarm = self._look(step, read, Ending())

@@ -271,7 +271,7 @@ class Failures:
             if meeting.broken_by is not None or step is None or not found.runs_alone(step):
                 return meeting.broken_by if step is not None else None
         if found.bad_params:
-            found.written_by, found.regraded_by = self._run.written_by(found.bad_params)
+            found.written_by = self._run.written_by(found.bad_params)
             names = () if several or rewritten else found.bad_params
             broken = found.stage("rewind", lambda: update_at_fault(step, rewind, names))
             if isinstance(broken, FailingStep):

@@ -82,7 +82,6 @@ class Investigation:
     rewritten_at: tuple[SourceLine, ...] | None = None
     remade_finite: int | None = None
     written_by: tuple[SourceLine, ...] = ()
-    regraded_by: tuple[SourceLine, ...] = ()
     put_right: tuple[str, ...] = ()
     batch: tuple[BatchFact, ...] = ()
     rows: BatchRows | None = None
@@ -243,7 +242,6 @@ class Investigation:
             rewritten_at=self.rewritten_at,
             remade_finite=self.remade_finite,
             written_by=self.written_by,
-            regraded_by=self.regraded_by,
             put_right=self.put_right,
             odd_weights=self.odd_weights,
             lost_moments=self.lost_moments,

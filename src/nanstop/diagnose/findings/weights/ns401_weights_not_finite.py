@@ -49,7 +49,6 @@ from nanstop.diagnose.evidence.candidates import Candidates
 from nanstop.diagnose.evidence.reading import breaking_update, came_broken, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.diagnose.evidence.weight_writers import (
-    finite_gradients_only,
     finite_numbers_only,
     named_writers,
 )
@@ -130,13 +129,7 @@ def _written(incident: Incident, remade: int, named: tuple[str, ...]) -> Diagnos
     writes to weights is not made again.
     """
     by = named_writers(incident.written_by)
-    regraded = named_writers(incident.regraded_by) if not by else ""
-    if regraded:
-        said, cure = (
-            f"their gradients were written to before the update by {regraded}",
-            finite_gradients_only(regraded),
-        )
-    elif by:
+    if by:
         said, cure = f"written to by {by}", finite_numbers_only(by)
     else:
         said = "something else has written to them: a callback, a hook, an average of weights"
@@ -156,8 +149,7 @@ def _written(incident: Incident, remade: int, named: tuple[str, ...]) -> Diagnos
         where=named[0],
         usual_cure=cure,
     )
-    writers = (*incident.written_by, *incident.regraded_by)
-    return finding.at(writers[0]) if writers else finding
+    return finding.at(incident.written_by[0]) if by else finding
 
 
 def _since(evidence: Evidence, named: tuple[str, ...]) -> str:

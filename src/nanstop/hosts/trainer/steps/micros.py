@@ -12,6 +12,7 @@ from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.trainer.steps.made_within import Held
 from nanstop.hosts.window.ending import Ending
 from nanstop.hosts.window.remedies import WindowRemedies
+from nanstop.records import SourceLine
 from nanstop.replay import state_diff
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.rng import RngState
@@ -56,7 +57,8 @@ class TrainerMicro:
 class TrainerWindow:
     """The micro-batches of one optimizer step.
 
-    ``logged``: the trainer's running loss before the first of them.
+    ``logged``: the trainer's running loss before the first of them. ``rewritten_at``: see
+    ``HostStep``.
     """
 
     index: int
@@ -66,6 +68,7 @@ class TrainerWindow:
     remedies: WindowRemedies = field(default_factory=WindowRemedies)
     collectives: Collectives = field(default_factory=Collectives)
     ending: Ending = field(default_factory=Ending)
+    rewritten_at: tuple[SourceLine, ...] | None = None
 
     @property
     def closed(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,7 @@ from nanstop.hosts.trainer.objective import has_own_loss
 from nanstop.hosts.trainer.steps.micros import TrainerMicro, TrainerWindow
 from nanstop.hosts.trainer.steps.reentry import Reentry, shown
 from nanstop.hosts.window.remedies import WindowRemedies
-from nanstop.records import RunFacts, StepId
+from nanstop.records import RunFacts, SourceLine, StepId
 from nanstop.replay import state_diff
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.copies.snapshot import Trainable, ready_scaler
@@ -47,7 +47,6 @@ class HfStep:
     window: TrainerWindow
     host: Reentry
     past: str = ""
-    rewritten_at: Callable[[], None] = lambda: None
 
     def learned(self, **facts: Any) -> None:
         self.facts = replace(self.facts, **facts)
@@ -78,6 +77,9 @@ class HfStep:
         if self.facts.world_size == 1:
             return True
         return self.facts.ranks_agree and is_here(self.host.root, self.replicas)
+
+    def rewritten_at(self) -> tuple[SourceLine, ...] | None:
+        return self.window.rewritten_at
 
     @property
     def collectives(self) -> Collectives:

@@ -17,8 +17,10 @@ from inspect import unwrap
 from itertools import count, repeat
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any
+from weakref import ref
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from nanstop.own_code import is_class_of_library, is_library, is_own
 from nanstop.replay import state_diff
@@ -61,13 +63,14 @@ def reaches_iterator(roots: Iterable[Any], called: Iterable[Any] = ()) -> bool:
     return _Walk(list(roots), called).reaches_iterator
 
 
-def reached(called: Any) -> tuple[list[nn.Module], list[Tensor]]:
-    """Return the modules that a call may come to, none of them a part of another one, and the
-    tensors that are no module's.
+def reached(called: Any) -> tuple[list[nn.Module], list[Tensor], list[Optimizer]]:
+    """Return the modules that a call may come to, none of them a part of another one, the tensors
+    that are no module's, and optimizers.
     """
     walk = _Walk([], [called])
     parts = {id(part) for one in walk.modules for part in one.modules() if part is not one}
-    return [one for one in walk.modules if id(one) not in parts], walk.tensors
+    modules = [one for one in walk.modules if id(one) not in parts]
+    return modules, walk.tensors, walk.optimizers
 
 
 @contextmanager
@@ -86,7 +89,7 @@ def _counted_apart(tables: Iterable[MutableMapping[Any, Any]]) -> Iterator[None]
 
 class _Walk:
     """Collects what can be changed: ``tables`` of names and values, random ``generators``,
-    ``tensors`` that are no module's; the ``modules`` among what it comes to.
+    ``tensors`` that are no module's; the ``modules`` and ``optimizers`` among what it comes to.
 
     A container is noted with the table that it is an entry of.
     """
@@ -95,6 +98,7 @@ class _Walk:
         self.tables: list[MutableMapping[Any, Any]] = []
         self.generators: list[Any] = []
         self.modules: list[nn.Module] = []
+        self.optimizers: list[Optimizer] = []
         self.tensors: list[Tensor] = []
         self.reaches_iterator = False
         seen = {id(root): root for root in roots}  # held: an id is of what lives
@@ -106,6 +110,8 @@ class _Walk:
                 pending += self._held(one)
                 if isinstance(one, nn.Module):
                     self.modules.append(one)
+                elif isinstance(one, Optimizer):
+                    self.optimizers.append(one)
             elif isinstance(one, Tensor):
                 self.tensors.append(one)
 
@@ -122,6 +128,8 @@ class _Walk:
                 held = (one.__self__, one.__func__)
             case FunctionType():
                 held = self._read_by(one)
+            case ref():
+                held = (one(),)
             case CellType():
                 self.tables.append(_Variables(one, ("cell_contents",)))
                 held = self.tables[-1].values()

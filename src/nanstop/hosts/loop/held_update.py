@@ -47,11 +47,25 @@ class HeldUpdate:
         self._step = cell, cell.cell_contents
         cell.cell_contents = self._left_out
 
+    @property
+    def is_any(self) -> bool:
+        """Whether anything is kept from it."""
+        return bool(self._held) or self.holds_step
+
+    @property
+    def holds_step(self) -> bool:
+        """Whether torch's wrapper of the step calls nothing."""
+        return self._step is not None
+
     def give_back(self) -> None:
         """Put gradients where the script left them, and the step."""
         self.give_back_step()
         for parameter, gradient in self._held:
             parameter.grad = gradient
+        self._held.clear()
+
+    def forget(self) -> None:
+        """Let go of gradients that nobody is to see any more."""
         self._held.clear()
 
     def give_back_step(self) -> None:

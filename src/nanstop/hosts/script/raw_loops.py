@@ -60,8 +60,10 @@ class RawLoops:
         self._calls = Calls(self.state, self.judge, table)
         self.backward, self.grad = self._calls.backward, self._calls.asks.grad
         self.functional = self._calls.asks.functional
-        self.call_compiled = CompiledCalls(self.state, self.judge, self._calls.asks.one_call).call
         self.sinks = Sinks(self.state, self.judge, table, take_asked=self._calls.asks.take)
+        self.call_compiled = CompiledCalls(
+            self.state, self.judge, self._calls.asks.one_call, self.sinks
+        ).call
 
     def install(self) -> None:
         """Replace torch's functions in the table."""

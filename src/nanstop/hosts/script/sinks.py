@@ -25,6 +25,7 @@ from torch.optim.optimizer import (
 
 from nanstop.detect.empty_clips import EmptyClips
 from nanstop.detect.sentinel import norm_here
+from nanstop.hosts.loop.held_update import HeldUpdate
 from nanstop.hosts.patch_table import Table
 from nanstop.hosts.script.judge import Judge
 from nanstop.hosts.script.state import LoopState
@@ -107,6 +108,22 @@ class Sinks:
                 known.leave_out(update) if window.vetoed else update()
         finally:
             self._judge.ended(optimizer)
+
+    def compiled_update(self, optimizer: Optimizer) -> HeldUpdate:
+        """Look at gradients before an update that compiled code may make, which calls no hooks;
+        return what it is not to see, or to do.
+        """
+        self.before_update(optimizer, (optimizer,), {})
+        update = self._open.of(optimizer)
+        return update.held if update is not None else HeldUpdate(optimizer)
+
+    def compiled_updated(self, optimizer: Optimizer, *, was_made: bool) -> None:
+        """End it; what has made no update was no more than another look at the gradients."""
+        if was_made:
+            self.after_update(optimizer, (), {})
+        else:
+            self._open.end(optimizer).held.give_back()
+            self._state.accounts.drop()
 
     def clip_norm(
         self,

@@ -171,3 +171,46 @@ def test_what_a_window_that_is_left_out_has_given_an_optimizer_to_come_is_no_fai
     for name in ("encoder", "net"):
         pairs = zip(ending[name].parameters(), without[name].parameters(), strict=True)
         assert all(torch.equal(own, other) for own, other in pairs)
+
+
+IN_TURN = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+encoder, net, other = nn.Linear(4, 8), nn.Linear(8, 2), nn.Linear(8, 2)
+first = torch.optim.Adam([*encoder.parameters(), *other.parameters()], lr=1e-2)
+second = torch.optim.Adam(net.parameters(), lr=1e-2)
+
+
+def both(x):
+    first.zero_grad()
+    second.zero_grad()
+    (net(encoder(x)).square() + other(encoder(x)).square()).mean().backward()
+    first.step()
+    second.step()
+
+
+def in_turn(x):
+    for optimizer, head in ((second, net), (first, other)):
+        encoder.zero_grad()
+        optimizer.zero_grad()
+        head(encoder(x)).square().mean().backward()
+        optimizer.step()
+
+
+for step in range(8):
+    x = torch.randn(16, 4)
+    if step == 5:
+        BAD
+    both(x) if step < 3 else in_turn(x)
+"""
+
+
+def test_what_an_update_that_is_left_out_has_left_is_no_failure_of_one_beside_it(tmp_path):
+    ending, (report,) = reported(tmp_path, IN_TURN.replace("BAD", "x[1, 2] = torch.inf"), {})
+    assert (report.diagnoses[0].code, report.count) == ("NS501", 2)  # of each one's window
+    without = run_script(tmp_path / "plain.py", IN_TURN.replace("BAD", "continue"))
+    for name in ("encoder", "net", "other"):
+        pairs = zip(ending[name].parameters(), without[name].parameters(), strict=True)
+        assert all(torch.equal(own, other) for own, other in pairs)

@@ -211,7 +211,9 @@ class Judge:
         window = self._state.window
         if window.micros and not window.is_written:  # else no backward says what the models are
             self._state.roots.end()
-        if not window.vetoed:
+        if window.vetoed:
+            self.steps.joint.left_out(optimizer)
+        else:
             window.made_by += [optimizer]
             if window.closed:
                 self.steps.joint.note(window.made_by)

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "b1f09505d57daa5e")
+REPORT_FORM = (1, "fe595d32451d5ad6")
 
 
 def test_names():

@@ -270,6 +270,7 @@ FIRES = [
     ("NS113", setup(optimizer=adamw(0.01), model_type="llama"), "possible"),
     ("NS113", setup(optimizer=adamw(0.2), model_type="llama"), "likely"),
     ("NS113", setup(optimizer=adamw(math.nan)), "certain"),
+    ("NS113", setup(optimizer=OptimizerFacts(name="SGD", lr=0.1, momentum=1.5)), "certain"),
     ("NS113", setup(optimizer=OptimizerFacts(name="Lion", lr=0.05, per_rate=BY_RATE), model_type="llama"), "possible"),
     ("NS113", setup(optimizer=moving(1.0, 0.05, StepPerRate(length=1.0, relative=True))), "likely"),
     ("NS113", setup(optimizer=adamw(2e-3), param_groups=(large(7_000_000_000),)), "possible"),
@@ -471,6 +472,7 @@ FIRES = [
 ]  # fmt: skip
 
 SILENT = [
+    ("NS113", setup(optimizer=OptimizerFacts(name="SGD", lr=0.1, momentum=0.99))),
     ("NS101", Evidence(facts=FP16, checkpoint=scanned(stored(stats("bfloat16", name="w"))))),
     ("NS105", evidence(localization(MASKED), RunFacts(odd_weights=(LARGE,)))),
     ("NS105", evidence(localization(overflow(dtype="float32")))),

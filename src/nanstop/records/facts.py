@@ -107,6 +107,8 @@ class OptimizerFacts:
     """None without ``per_rate``, and where no weight has a size to compare."""
     eps: float | None = None
     betas: tuple[float, float] | None = None
+    momentum: float | None = None
+    """The highest of its groups."""
     weight_decay: float | None = None
     state_bits: int | None = None
     """8 for an 8-bit optimizer, else None."""

@@ -95,7 +95,7 @@ class TrainerWatch:
         self._logged = torch.zeros(())
         self._norm_anew: Any = None
         self._window: TrainerWindow | None = None
-        self._training = False
+        self._training = self._is_over = False
         self._attached = False
         self._pending: int | None = None
         self._folder: tuple[Any, str] = (None, "")
@@ -133,6 +133,12 @@ class TrainerWatch:
         self._trackers.end()
         self._incidents.end()
 
+    def end(self) -> None:
+        """Close, and end a session that was opened for an evaluation outside of a training."""
+        if self.session is not None and not self._is_over:
+            self._end(self.session, 0)
+        self.close()
+
     def open(self) -> None:
         """Open the session, or begin it anew.
 
@@ -157,7 +163,7 @@ class TrainerWatch:
         session.facts = self.facts = facts
         alone = self.facts.world_size == 1 and not self.facts.compiled
         self.host.may_tape = alone and has_own_loss(self.trainer)
-        session.start()
+        session.start(trains=self._training)
         if self.facts.world_size == 1:
             self._callback_writes.begin(self.view.root)
         self._trackers.begin(self.trainer)
@@ -378,4 +384,5 @@ class TrainerWatch:
         odd = self.windows.ends.end(self.view, self.step_id(), is_well=not exit_code)
         LEFT.note(odd, loaded=self.facts.odd_weights)
         session.finish(exit_code or (STOPPED if self._stop is not None else 0))
+        self._is_over = True
         self._incidents.end()

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "fe595d32451d5ad6")
+REPORT_FORM = (1, "dabd9955fd6042fb")
 
 
 def test_names():

@@ -727,6 +727,14 @@ def test_a_reward_that_is_a_model_is_told_as_that(kind, word):
     assert word in told.lines[0]
 
 
+def test_a_reward_of_a_model_whose_weights_are_bad_names_one():
+    judge = {"reward_models": (("judge", "float32"),), "bad_weights": (("judge", "score.weight"),)}
+    facts = RunFacts(objective=ObjectiveFacts(method="grpo", **judge))
+    told = check("NS704", Evidence(facts=facts, series=(series("reward_nan/judge", [1.0]),)))
+    (line,) = told.lines
+    assert line.startswith("`judge` is a model, and its `score.weight` is not finite: load it from")
+
+
 def test_a_loss_that_is_refused_is_cured_by_what_switches_gradients_on():
     """Checkpointing is blamed where there is some."""
     message = "element 0 of tensors does not require grad and does not have a grad_fn"
@@ -1113,6 +1121,20 @@ def test_a_weight_of_a_model_beside_the_trained_one_is_no_updates_doing():
     assert (said.where, said.remedies) == ("Ref.w", ())
     assert "beside the one it trains" in said.cause
     assert said.usual_cure.startswith("Load that model again")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bad", "cure"),
+    [
+        ("float16", {"posinf": 3}, "Load that model in bfloat16"),
+        ("float16", {"nan": 1, "posinf": 3}, "Load that model again"),
+        ("float32", {"posinf": 3}, "Load that model again"),
+    ],
+)
+def test_weights_that_are_infinite_in_float16_may_be_finite_elsewhere(dtype, bad, cure):
+    made = replace(event(), inputs=(stats("float16"), stats(dtype, **bad)))
+    found = localization(made, origin="from_param", culprit="Ref.w", of_another_model=True)
+    assert check("NS401", evidence(found)).usual_cure.startswith(cure)
 
 
 def test_what_is_evaluated_may_be_no_model_that_the_losses_are_of():

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.decide.decision import STOPPED, Decision
+from nanstop.diagnose.evidence.objective import INF, NAN
 from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts import compat
 from nanstop.hosts.data_rows import TrainerRows
@@ -36,7 +37,7 @@ from nanstop.hosts.trainer.callbacks import CallbackWrites, Trackers
 from nanstop.hosts.trainer.checkpoints import CheckpointGuard
 from nanstop.hosts.trainer.evaluation import EvaluationGuard
 from nanstop.hosts.trainer.facts import facts_of
-from nanstop.hosts.trainer.objective import Objective, has_own_loss
+from nanstop.hosts.trainer.objective import Objective, bad_weights_of_rewards, has_own_loss
 from nanstop.hosts.trainer.steps.micros import TrainerMicro, TrainerWindow
 from nanstop.hosts.trainer.steps.reentry import Reentry
 from nanstop.hosts.trainer.view import HfView
@@ -96,7 +97,7 @@ class TrainerWatch:
         self._norm_anew: Any = None
         self._window: TrainerWindow | None = None
         self._training = self._is_over = False
-        self._attached = False
+        self._attached = self._has_read_judges = False
         self._pending: int | None = None
         self._folder: tuple[Any, str] = (None, "")
         """The trainer's folder, and its last name."""
@@ -356,8 +357,15 @@ class TrainerWatch:
         return window
 
     def _note_objective(self, name: str, value: Any) -> None:
-        if self.session is not None:
-            self.session.series.add(name, self.trainer.state.global_step, value)
+        if self.session is None:
+            return
+        self.session.series.add(name, self.trainer.state.global_step, value)
+        known, is_bad = self.facts.objective, name.startswith((NAN, INF))
+        if is_bad and known is not None and known.reward_models and not self._has_read_judges:
+            self._has_read_judges = True
+            found = replace(known, bad_weights=bad_weights_of_rewards(self.trainer))
+            self.facts = replace(self.facts, objective=found)
+            self.session.learned(objective=found)
 
     def _step_done(self) -> None:
         """Tell the session that the previous step is over, with what the host has logged since."""

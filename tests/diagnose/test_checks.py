@@ -727,6 +727,13 @@ def test_a_reward_that_is_a_model_is_told_as_that(kind, word):
     assert word in told.lines[0]
 
 
+def test_a_clip_below_0_is_told_at_its_line():
+    line = SourceLine(file="t.py", line=5, function="f")
+    told = check("NS113", setup(clip=-1.0, sinks=("clip", "step"), sink_at=line))
+    assert told.source == line
+    assert check("NS113", setup(clip=-1.0, sinks=("step",), sink_at=line)).source is None
+
+
 def test_a_reward_of_a_model_whose_weights_are_bad_names_one():
     judge = {"reward_models": (("judge", "float32"),), "bad_weights": (("judge", "score.weight"),)}
     facts = RunFacts(objective=ObjectiveFacts(method="grpo", **judge))

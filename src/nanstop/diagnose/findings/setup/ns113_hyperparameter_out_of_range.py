@@ -312,10 +312,8 @@ def _warm_up(facts: RunFacts) -> Iterator[Oddity]:
         return
     if schedule.warmup_steps >= schedule.num_steps:
         setting = f"warm-up of {counted(schedule.warmup_steps, 'step')}"
-        effect = (
-            f"the training ends after {counted(schedule.num_steps, 'step')}: its rate is "
-            "never reached"
-        )
+        ends = counted(schedule.num_steps, "step")
+        effect = f"the training ends after {ends}: its rate is never reached"
         yield Oddity("certain", setting, effect)
 
 
@@ -346,7 +344,8 @@ def _too_often(rates: RateFacts) -> str:
 def _window(facts: RunFacts) -> Iterator[Oddity]:
     """Yield what clipping, momentum and accumulation do to an update."""
     if facts.clip is not None and facts.clip < 0.0 and facts.schedule is None:
-        yield Oddity("certain", f"clipping at {facts.clip:g}", "gradients change their sign")
+        at = facts.sink_at if facts.sinks[:1] == ("clip",) else None
+        yield Oddity("certain", f"clipping at {facts.clip:g}", "gradients change their sign", at)
     path, eps = facts.gradient_path, facts.optimizer.eps if facts.optimizer is not None else None
     if facts.clip is not None and facts.clip > 0.0 and path is not None and path.num_trainable:
         size = facts.clip / math.sqrt(path.num_trainable)

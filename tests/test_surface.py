@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "dabd9955fd6042fb")
+REPORT_FORM = (1, "8da68f9a959c95fc")
 
 
 def test_names():

@@ -727,6 +727,15 @@ def test_a_reward_that_is_a_model_is_told_as_that(kind, word):
     assert word in told.lines[0]
 
 
+def test_a_clip_to_infinity_that_was_left_out_is_told():
+    facts = RunFacts(host="Trainer", infinite_norm_at=3)
+    at = StepId(run="r", step=3)
+    told = check("NS305", Evidence(facts=facts, at=at, learned=("infinite_norm_at",)))
+    assert (told.confidence, told.where) == ("certain", "Trainer")
+    assert "every gradient NaN: left out" in told.cause
+    assert check("NS305", Evidence(facts=facts)) is None
+
+
 def test_a_clip_below_0_is_told_at_its_line():
     line = SourceLine(file="t.py", line=5, function="f")
     told = check("NS113", setup(clip=-1.0, sinks=("clip", "step"), sink_at=line))

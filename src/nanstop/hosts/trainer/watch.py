@@ -297,6 +297,7 @@ class TrainerWatch:
         # NaN, for every gradient.
         if not math.isfinite(max_norm):
             self._clip_as_the_host(window)
+            self.windows.note_norm(window)
         elif window.ending.apply:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         self.windows.last_look(window)

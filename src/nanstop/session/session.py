@@ -123,11 +123,10 @@ class Session(WatchedRun):
         return self.policy.on_failure != "observe" and facts.world_size == 1 and facts.veto == "yes"
 
     def prepare(self) -> None:
-        if self._plan is None:
-            return
-        from nanstop.remedies.plan import atoms_of
+        if self._plan is not None:
+            from nanstop.remedies.plan import atoms_of
 
-        self.adopt(atoms_of(self._plan, self.view))
+            self.adopt(atoms_of(self._plan, self.view))
 
     def start(self, *, trains: bool = True) -> None:
         self._exit, self._end, self._stop = None, RunEnd(), None

@@ -53,6 +53,8 @@ def test_a_loss_without_a_number_is_told(tmp_path, calls):
     assert math.isnan(ending["loss"])
     (report,) = (one for one in news if isinstance(one, Report))
     assert report.diagnoses[0].code == "NS401"
+    was_so = "before the first step" in report.diagnoses[0].cause
+    assert was_so == (calls != "after a training")
     assert len(times) == (calls != "a prediction")
     assert not any(isinstance(one, Diagnosis) for one in news)  # of a training that there is not
     assert isinstance(news[-1], RunEnd)

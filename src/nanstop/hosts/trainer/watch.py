@@ -161,6 +161,8 @@ class TrainerWatch:
         facts = facts_of(self.view, self.trainer, resumed=self._resumed_from)
         lines: Any = self.lines_of(self.view.optimizer)
         facts = replace(facts, loaded=LOADED.facts(self.view.root), **lines)
+        if not self._training and self.trainer.state.global_step:  # the training may have made them
+            facts = replace(facts, odd_weights=())
         session.facts = self.facts = facts
         alone = self.facts.world_size == 1 and not self.facts.compiled
         self.host.may_tape = alone and has_own_loss(self.trainer)

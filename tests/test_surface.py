@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "1444e355d15fa95f")
+REPORT_FORM = (1, "93f027c8abfc6584")
 
 
 def test_names():

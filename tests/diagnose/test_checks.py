@@ -270,6 +270,7 @@ FIRES = [
     ("NS113", setup(optimizer=adamw(0.01), model_type="llama"), "possible"),
     ("NS113", setup(optimizer=adamw(0.2), model_type="llama"), "likely"),
     ("NS113", setup(optimizer=adamw(math.nan)), "certain"),
+    ("NS113", setup(optimizer=OptimizerFacts(name="SGD", lr=0.1, momentum=1.5)), "certain"),
     ("NS113", setup(optimizer=OptimizerFacts(name="Lion", lr=0.05, per_rate=BY_RATE), model_type="llama"), "possible"),
     ("NS113", setup(optimizer=moving(1.0, 0.05, StepPerRate(length=1.0, relative=True))), "likely"),
     ("NS113", setup(optimizer=adamw(2e-3), param_groups=(large(7_000_000_000),)), "possible"),
@@ -471,6 +472,7 @@ FIRES = [
 ]  # fmt: skip
 
 SILENT = [
+    ("NS113", setup(optimizer=OptimizerFacts(name="SGD", lr=0.1, momentum=0.99))),
     ("NS101", Evidence(facts=FP16, checkpoint=scanned(stored(stats("bfloat16", name="w"))))),
     ("NS105", evidence(localization(MASKED), RunFacts(odd_weights=(LARGE,)))),
     ("NS105", evidence(localization(overflow(dtype="float32")))),
@@ -723,6 +725,30 @@ def test_a_reward_that_is_a_model_is_told_as_that(kind, word):
     assert len(told.lines) == 1
     assert f"`judge` is a model whose weights are {kind}" in told.lines[0]
     assert word in told.lines[0]
+
+
+def test_a_clip_to_infinity_that_was_left_out_is_told():
+    facts = RunFacts(host="Trainer", infinite_norm_at=3)
+    at = StepId(run="r", step=3)
+    told = check("NS305", Evidence(facts=facts, at=at, learned=("infinite_norm_at",)))
+    assert (told.confidence, told.where) == ("certain", "Trainer")
+    assert "every gradient NaN: left out" in told.cause
+    assert check("NS305", Evidence(facts=facts)) is None
+
+
+def test_a_clip_below_0_is_told_at_its_line():
+    line = SourceLine(file="t.py", line=5, function="f")
+    told = check("NS113", setup(clip=-1.0, sinks=("clip", "step"), sink_at=line))
+    assert told.source == line
+    assert check("NS113", setup(clip=-1.0, sinks=("step",), sink_at=line)).source is None
+
+
+def test_a_reward_of_a_model_whose_weights_are_bad_names_one():
+    judge = {"reward_models": (("judge", "float32"),), "bad_weights": (("judge", "score.weight"),)}
+    facts = RunFacts(objective=ObjectiveFacts(method="grpo", **judge))
+    told = check("NS704", Evidence(facts=facts, series=(series("reward_nan/judge", [1.0]),)))
+    (line,) = told.lines
+    assert line.startswith("`judge` is a model, and its `score.weight` is not finite: load it from")
 
 
 def test_a_loss_that_is_refused_is_cured_by_what_switches_gradients_on():
@@ -1111,6 +1137,20 @@ def test_a_weight_of_a_model_beside_the_trained_one_is_no_updates_doing():
     assert (said.where, said.remedies) == ("Ref.w", ())
     assert "beside the one it trains" in said.cause
     assert said.usual_cure.startswith("Load that model again")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bad", "cure"),
+    [
+        ("float16", {"posinf": 3}, "Load that model in bfloat16"),
+        ("float16", {"nan": 1, "posinf": 3}, "Load that model again"),
+        ("float32", {"posinf": 3}, "Load that model again"),
+    ],
+)
+def test_weights_that_are_infinite_in_float16_may_be_finite_elsewhere(dtype, bad, cure):
+    made = replace(event(), inputs=(stats("float16"), stats(dtype, **bad)))
+    found = localization(made, origin="from_param", culprit="Ref.w", of_another_model=True)
+    assert check("NS401", evidence(found)).usual_cure.startswith(cure)
 
 
 def test_what_is_evaluated_may_be_no_model_that_the_losses_are_of():

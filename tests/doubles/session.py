@@ -89,7 +89,7 @@ class ScriptedSession(OffSession):
     def bad_params(self):
         return [name for f in self.failures for name in f.bad_params]
 
-    def start(self):
+    def start(self, *, trains=True):
         self.finished = None
 
     def failed(self, step, alarm, *, rewind=None, **_):

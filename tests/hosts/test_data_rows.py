@@ -5,6 +5,7 @@ The random streams are as without it.
 
 import gc
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -415,4 +416,36 @@ def test_a_collator_that_writes_to_rows_is_given_copies():
     found = rows.rows_of(next(iter(loader)))
     assert found.unmade_at.text.startswith('return {"x"')
     assert [float(one["x"][0]) for one in held] == [1.0, 2.0, 3.0, 4.0]
+    rows.end()
+
+
+def with_own_mask(samples, infinity=float("-inf")):
+    owner = torch.cat([torch.full((one,), at) for at, one in enumerate(samples)])
+    keep = (owner[:, None] == owner[None]).float()
+    mask = (1.0 - keep) * float("-inf")
+    far = torch.zeros(2).masked_fill(torch.tensor([True, False]), infinity)
+    position_ids = torch.cat([torch.arange(one) for one in samples])[None]
+    return {"mask": mask[None, None], "far": far, "position_ids": position_ids}
+
+
+@pytest.mark.usefixtures("thawed")
+def test_the_line_that_made_a_mask_of_packed_rows_bad():
+    """It has no rows of its own. An infinity that a mask is to hold has its value."""
+    rows, loader = (
+        DataRows("the data set"),
+        DataLoader([2, 3], batch_size=2, collate_fn=with_own_mask),
+    )
+    rows.follow(loader)
+    found = rows.rows_of(next(iter(loader)))
+    assert found.unmade_at.text == 'mask = (1.0 - keep) * float("-inf")'
+    assert found.mended_as == ""
+    rows.end()
+
+
+@pytest.mark.usefixtures("thawed")
+def test_a_product_with_an_infinity_is_mended_by_a_finite_number():
+    rows = DataRows("the data set")
+    loader = DataLoader([2, 3], batch_size=2, collate_fn=partial(with_own_mask, infinity=-1e9))
+    rows.follow(loader)
+    assert rows.rows_of(next(iter(loader))).mended_as == "1e4"
     rows.end()

@@ -122,3 +122,13 @@ def test_rounding_of_a_huge_update_is_no_decay(size):
     assert abs(balance(samples, AT, "SGD").shrunk) < 1e-3
     samples.updated = samples.weights * -2.0 - 0.1 * vector(2)
     assert math.isclose(balance(samples, AT, "SGD").shrunk, 3.0, rel_tol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("factors", "of_all"),
+    [((1.0, 1.0), 1.0), ((1.0, 0.0), 1.0), ((0.0, 0.0), 0.0), ((1.0, 2.0), None)],
+)
+def test_a_mean_of_nothing_says_nothing_of_the_factor_of_others(factors, of_all):
+    still = torch.zeros(SIZE)
+    samples = Samples([Backward(still, still, still, loss_factor=one) for one in factors])
+    assert samples.loss_factor == of_all

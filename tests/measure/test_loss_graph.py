@@ -14,6 +14,13 @@ def summed(labels=LABELS, **more):
     return F.cross_entropy(LOGITS, labels, reduction="sum", **more)
 
 
+def each():
+    return F.cross_entropy(LOGITS, LABELS, reduction="none")
+
+
+USED = (LABELS != -100).float()
+
+
 @pytest.mark.parametrize(
     ("loss", "factor", "most"),
     [
@@ -24,6 +31,8 @@ def summed(labels=LABELS, **more):
         (summed() / 16, 0.25, 1.0),  # a micro-batch of four in a window
         (F.mse_loss(LOGITS, LOGITS.detach() + 1, reduction="sum") / 24, 1.0, 1.0),
         (LOGITS.square().sum() / 24, 1.0, 1.0),
+        ((each() * USED).sum() / USED.sum(), 1.0, 1.0),
+        ((USED.view(2, 3) * each().view(2, 3)).sum() / 16, 0.25, 1.0),
     ],
 )
 def test_a_mean_and_its_factor(loss, factor, most):
@@ -42,8 +51,16 @@ def test_a_mean_and_its_factor(loss, factor, most):
         F.cross_entropy(LOGITS, LABELS) * LOGITS.mean(),
         LOGITS.norm(),
         LOGITS,
+        (each() * USED).sum() / 2,  # of rows of two tokens
+        (each() * torch.rand(6)).sum() / 4,  # weights, of which nobody knows what they sum to
     ],
 )
 def test_what_is_no_mean(loss):
     assert loss_factor([loss]) is None
     assert loss_factor([loss, loss]) is None
+
+
+def test_a_mean_under_a_mask_is_of_a_loss_of_torch():
+    assert loss_factor([(each() * USED).sum() / USED.sum()]).is_of_torch
+    assert loss_factor([(each().view(2, 3) * USED.view(2, 3)).sum() / USED.sum()]).is_of_torch
+    assert not loss_factor([(LOGITS.square()[:, 0] * USED).sum() / USED.sum()]).is_of_torch

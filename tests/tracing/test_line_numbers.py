@@ -11,6 +11,7 @@ import sys
 class Config:
     none = None
     scale = 0.0
+    kind = "low"
 
     def __init__(self):
         self.smoothing, self.tau, self.powers = 0.5, 0.0, {"low": 0, "high": 2}
@@ -40,6 +41,10 @@ DIVIDED = {
     "of a difference": ("1 - 2 * self.smoothing", (("self.smoothing", 0.5),)),
     "of a variable": ("count", (("count", 0.0),)),
     "of an entry": ("self.powers['low']", (("self.powers['low']", 0.0),)),
+    "of an entry by name": (
+        "self.powers[self.kind]",
+        (("self.powers[self.kind]", 0.0),),
+    ),
     "of a class": ("self.scale", (("self.scale", 0.0),)),
 }
 
@@ -59,6 +64,7 @@ SAID_OF_NOTHING = {
     "a call": "x / float(count)",
     "no number": "x / self.none",
     "no variable": "x / nowhere",
+    "an entry by another kind": "x / self.powers[self]",
     "an argument": "x.sum(count) / x",
 }
 

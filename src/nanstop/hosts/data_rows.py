@@ -169,10 +169,14 @@ class DataRows:
 
 
 def _made_again(delivery: Delivery, given: list[Tensor]) -> tuple[SourceLine | None, str]:
-    """See ``rows_again.unmade_at``; nothing is made again where no number of a row is bad."""
+    """See ``rows_again.unmade_at``; nothing is made again where no number of a row is bad. NaN in
+    what has no rows, as the mask of packed ones, may be of any.
+    """
     num, makers = len(delivery.rows), delivery.makers()
-    floats = [t for t in given if t.is_floating_point() and t.shape[:1] == (num,)]
-    bad = [~t.isfinite().reshape(num, -1).all(-1).cpu() for t in floats if t.numel()]
+    floats = [t for t in given if t.is_floating_point() and t.numel()]
+    by_row = [t.isfinite().reshape(num, -1).all(-1) for t in floats if t.shape[:1] == (num,)]
+    whole = [~t.isnan().any().expand(num) for t in floats if t.shape[:1] != (num,)]
+    bad = [~one.cpu() for one in (*by_row, *whole)]
     if delivery.streamed or makers is None or not any(map(torch.any, bad)):
         return None, ""
     from nanstop.hosts.rows_again import unmade_at

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from nanstop.numerics.tensors import by_torch_alone
-from nanstop.records import Atom, SourceLine
-from nanstop.records.line_forms import BY_ARRAY, BY_NUMBER, GUARDED
+from nanstop.records import SourceLine
+from nanstop.records.line_forms import BY_ARRAY, BY_NUMBER, FINITE, GUARDED, form_at
 from nanstop.remedies.forms.recoded import recoded
 from nanstop.rewrite.files import FileChange, read
 from nanstop.rewrite.forms.form_code import form_edits
@@ -23,6 +23,8 @@ from nanstop.rewrite.source import edited, source_of
 from nanstop.tracing.unmade_numbers import Maker, lines_that_unmake, made_again
 
 _WAYS = (GUARDED, BY_NUMBER, BY_ARRAY)
+_FAR = next(iter(FINITE))
+"""In place of an infinity that the line spells: 0 times it has no value."""
 
 
 def unmade_at(
@@ -46,6 +48,8 @@ def unmade_at(
         if makers and healthy:
             for line in lines_that_unmake(making(healthy)).makers:
                 makers.pop(line, None)
+        elif of_nan := {line: one for line, one in makers.items() if one.makes_nan}:
+            makers = of_nan  # infinities beside them may be meant, as those of a mask
         if len(makers) != 1:
             return None, ""
         ((line, maker),) = makers.items()
@@ -65,8 +69,9 @@ def _mending(line: SourceLine, maker: Maker, make: Callable[[], Any]) -> str:
     op = "div" if not name or name.endswith(("div", "divide")) else name
     if op == "div" and any(bool(one.isinf().any()) for one in plain):
         return ""  # what it is to be in the place of an infinity nobody knows
-    for way in _WAYS if op == "div" else _WAYS[:1]:
-        atom = Atom(remedy="form", target=f"{line.file}:{line.line}", value=f"{way}:{op}")
+    ways = [f"{way}:{op}" for way in (_WAYS if op == "div" else _WAYS[:1])]
+    for value in (*ways, _FAR):
+        atom = form_at(f"{line.file}:{line.line}", value)
         edits = form_edits(source, line.line, atom, None)
         change = FileChange(line.file, text, edited(text, edits))
         if edits and _is_mended(plain, make, maker.code, change):

@@ -17,6 +17,7 @@ from nanstop.numerics.graph import leaves_of, nodes_behind
 _MOST_NODES = 4096
 """Nodes of a graph that are looked at for the tensors that it ends in."""
 _OF_ONE_NUMBER = ("MulBackward0", "DivBackward0", "NegBackward0")
+_VIEW = "ViewBackward0"
 _KEY = "nanstop"
 LEAST_SCALE = 8.0
 """Factor from which a loss is scaled, not weighted."""
@@ -131,8 +132,36 @@ def _num_averaged(core: Any) -> int:
 
 def _is_of_torch(core: Any) -> bool:
     """Return whether a mean is of what a loss function of torch has made of each element."""
-    below = (following for following, _ in core.next_functions if following is not None)
+    product, mask = _under_mask(core)
+    below = _behind(product if mask is not None else core)
+    while len(below) == 1 and below[0].name() == _VIEW:
+        below = _behind(below[0])
     return bool(_reduction(core)) or any(hasattr(one, "_saved_reduction") for one in below)
+
+
+def _behind(node: Any) -> list[Any]:
+    return [following for following, _ in node.next_functions if following is not None]
+
+
+def _under_mask(core: Any) -> tuple[Any, Tensor | None]:
+    """Return the product that a node sums up of numbers and of a tensor without a gradient, and
+    that tensor; None where it sums up something else.
+    """
+    below = _behind(core)
+    if core.name() != "SumBackward0" or not below or below[0].name() != "MulBackward0":
+        return None, None
+    saved = (getattr(below[0], name, None) for name in ("_saved_self", "_saved_other"))
+    given = [one for one in saved if isinstance(one, Tensor) and not one.requires_grad]
+    is_one = len(given) == len(_behind(below[0])) == 1
+    is_whole = is_one and given[0].shape == tuple(core._saved_self_sym_sizes)
+    return (below[0], given[0]) if is_whole else (None, None)
+
+
+def _kept(mask: Tensor) -> float | Tensor:
+    """Return how many numbers a mask of 0 and 1 keeps, of another tensor how many it has."""
+    is_mask = ((mask == 0) | (mask == 1)).all()
+    kept = mask.sum(dtype=torch.float32).where(is_mask, mask.numel())
+    return float(kept) if kept.device.type == "cpu" else kept
 
 
 def _where_divided(value: float | Tensor, shares: Sequence[float | Tensor]) -> float | Tensor:
@@ -154,6 +183,9 @@ def _counted(core: Any) -> float | Tensor | None:
         return float(weight) if weight.device.type == "cpu" else weight
     if _reduction(core) == "sum" and isinstance(getattr(core, "_saved_self", None), Tensor):
         return float(core._saved_self.numel())
+    _, mask = _under_mask(core)
+    if mask is not None:
+        return _kept(mask)
     sizes = getattr(core, "_saved_self_sym_sizes", None)
     return float(math.prod(sizes)) if core.name() == "SumBackward0" and sizes else None
 

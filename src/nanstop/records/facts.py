@@ -107,6 +107,8 @@ class OptimizerFacts:
     """None without ``per_rate``, and where no weight has a size to compare."""
     eps: float | None = None
     betas: tuple[float, float] | None = None
+    momentum: float | None = None
+    """The highest of its groups."""
     weight_decay: float | None = None
     state_bits: int | None = None
     """8 for an 8-bit optimizer, else None."""
@@ -274,6 +276,10 @@ class RunFacts:
     ahead of that."""
     clipping: ClippingFacts | None = None
     """That gradients were clipped before there were any; None where that was not seen."""
+    infinite_norm_at: int | None = None
+    """The first step whose finite gradients have an infinite norm by which the host would have
+    clipped to infinity: every gradient NaN, where they were left as they are. None where none had.
+    """
     resume: ResumeFacts | None = None
     loaded: LoadFacts | None = None
     """What the model's weights lacked when they were loaded; None where they fitted."""

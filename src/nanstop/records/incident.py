@@ -36,9 +36,9 @@ class BatchRows:
     ``by_row``: whether samples are several sequences of each row, in an order that is not known,
     and what has one value for each row has them in the order of ``rows``. ``unmade_at``: the
     line of the script that makes numbers of these rows that are not finite, where they are made
-    again, and of the others none. ``mended_as``: the guarded form of
-    that line with which they are finite where they are made again, and all else of the batch is as
-    it was; "" where none is known.
+    again, and of the others none. ``mended_as``: the guarded form of that line, or the number in
+    place of its infinities, with which they are finite where they are made again, and all else of
+    the batch is as it was; "" where none is known.
     """
 
     data: str

@@ -90,6 +90,11 @@ def form_of(atom: Atom) -> tuple[str, str]:
     return form, op
 
 
+def form_at(target: str, value: str) -> Atom:
+    """Return the form of a line that has a value, or that a number in place of infinities is."""
+    return Atom(remedy="finite_fill" if value in FINITE else "form", target=target, value=value)
+
+
 def is_bounded(atoms: Iterable[Atom]) -> bool:
     """Return whether a cure keeps something within a bound that somebody chose."""
     return any(atom.remedy == "form" and form_of(atom)[0] == BOUNDED for atom in atoms)

@@ -173,7 +173,8 @@ class DataFacts:
 class ObjectiveFacts:
     """``beta``: of DPO the inverse temperature, of GRPO and RLOO the weight of the KL term.
     ``rewards_at``: where the reward functions are defined, by the name that the trainer gives each.
-    ``reward_models``: the name and the weights' format of each that is a model.
+    ``reward_models``: the name and the weights' format of each that is a model. ``bad_weights``: of
+    each whose rewards were no numbers, its name and a weight that is not finite.
     """
 
     method: str
@@ -181,6 +182,7 @@ class ObjectiveFacts:
     num_generations: int | None = None
     rewards_at: tuple[SourceLine, ...] = ()
     reward_models: tuple[tuple[str, str], ...] = ()
+    bad_weights: tuple[tuple[str, str], ...] = ()
 
 
 @record

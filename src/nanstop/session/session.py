@@ -123,22 +123,22 @@ class Session(WatchedRun):
         return self.policy.on_failure != "observe" and facts.world_size == 1 and facts.veto == "yes"
 
     def prepare(self) -> None:
-        if self._plan is None:
-            return
-        from nanstop.remedies.plan import atoms_of
+        if self._plan is not None:
+            from nanstop.remedies.plan import atoms_of
 
-        self.adopt(atoms_of(self._plan, self.view))
+            self.adopt(atoms_of(self._plan, self.view))
 
-    def start(self) -> None:
+    def start(self, *, trains: bool = True) -> None:
         self._exit, self._end, self._stop = None, RunEnd(), None
         if self._saves is not None and not self._in_force:
             self._saves.release()  # of an earlier training of this model
         if self._failures is not None:
             self._failures.begun()
         self.opened(self)
-        self._examine_setup()
-        for line in said_at_start(self.facts):
-            self.announce(line)
+        if trains:
+            self._examine_setup()
+            for line in said_at_start(self.facts):
+                self.announce(line)
         self._write_summary()
         self.live.begin(host=self.facts.host)
 

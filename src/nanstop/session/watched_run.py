@@ -86,9 +86,9 @@ class WatchedRun(Protocol):
         Errors: ``NanstopError``.
         """
 
-    def start(self) -> None:
-        """Begin a training (again): announce standing findings and what cannot be done in it.
-        No device work.
+    def start(self, *, trains: bool = True) -> None:
+        """Begin a training (again): announce standing findings and what cannot be done in it, or,
+        not ``trains``, an evaluation outside of one. No device work.
         """
 
     def failed(

@@ -32,11 +32,12 @@ _MOST_ELEMENTS = 1 << 22
 @dataclass(frozen=True, slots=True)
 class Maker:
     """``code``: whose line it is. ``function``: the name of torch's function that does it, "" for
-    an operation of NumPy's.
+    an operation of NumPy's. ``makes_nan``: whether it makes NaN, not infinities alone.
     """
 
     code: CodeType
     function: str
+    makes_nan: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +87,22 @@ class _Seen(OwnMode):
             was_bad = any(map(_is_bad, tensors((args, kwargs))))
         result = func(*args, **kwargs)
         with by_torch_alone():
-            if not was_bad and any(map(_is_bad, tensors((result, args)))):
-                self._note(getattr(func, "__name__", ""))
+            made = [] if was_bad else [one for one in tensors((result, args)) if _is_bad(one)]
+            if made:
+                is_nan = any(bool(one.isnan().any()) for one in made)
+                self._note(getattr(func, "__name__", ""), is_nan)
         return result
 
-    def note(self, *_: Any) -> None:
+    def note(self, what: str, *_: Any) -> None:
         """Note the line of the script that is at work, by an operation of NumPy's."""
-        self._note("")
+        self._note("", what.startswith("invalid"))
 
-    def _note(self, function: str) -> None:
+    def _note(self, function: str, makes_nan: bool) -> None:
         line = user_line()
         if line is not None and not is_library(line[0].co_filename):
             source = source_line(line)
             if source is not None:
-                self.makers.setdefault(source, Maker(line[0], function))
+                self.makers.setdefault(source, Maker(line[0], function, makes_nan))
 
 
 def _is_bad(tensor: Tensor) -> bool:

@@ -159,3 +159,20 @@ def test_a_guard_behind_another_has_the_value_that_its_format_has():
     (incident,) = watch.incidents
     assert incident.proof.verdict == "proven"
     assert [atom.value for atom in incident.proof.minimal] == ["guarded", "guarded:log10"]
+
+
+def of_sure_answers(v, b):
+    logp = -torch.nn.functional.softplus(-(1 + v.square().mean(-1)) * b["s"][:, 0])
+    return -((1 - logp.exp()) ** 0.5 * logp).mean()
+
+
+def all_sure(given):
+    given["s"][:] = 40.0
+
+
+def test_what_is_typed_where_no_gradient_is_left_to_compare():
+    """A clamp leaves a root of its bound, 1e-19, where a guard leaves 0."""
+    watch, _ = investigated(of_sure_answers, all_sure)
+    (incident,) = watch.incidents
+    assert incident.proof.typed == incident.proof.minimal
+    assert ".clamp(min=1.2e-38) ** 0.5" in render(incident)

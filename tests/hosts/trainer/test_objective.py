@@ -12,7 +12,7 @@ import torch
 import hf_cases as cases
 import nanstop
 import tiny
-from nanstop.hosts.trainer.objective import reward_models, rewards_at
+from nanstop.hosts.trainer.objective import bad_weights_of_rewards, reward_models, rewards_at
 from versions import needs
 
 _watch = nanstop.watch
@@ -132,6 +132,15 @@ def test_where_rewards_are_defined():
     assert rewards_at(SimpleNamespace()) == ()
     assert reward_models(trainer) == (("d", "float32"),)
     assert reward_models(SimpleNamespace()) == ()
+
+
+def test_a_weight_of_a_reward_model_that_is_not_finite():
+    judge, sound = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    torch.nn.init.constant_(judge.weight, torch.nan)
+    functions, names = [lengths, judge, sound], ["a", "b", "c"]
+    trainer = SimpleNamespace(reward_funcs=functions, reward_func_names=names)
+    assert bad_weights_of_rewards(trainer) == (("b", "weight"),)
+    assert bad_weights_of_rewards(SimpleNamespace()) == ()
 
 
 def test_what_fails_where_a_trainer_generates_is_run_again_up_to_its_rewards(tmp_path, monkeypatch):
@@ -305,7 +314,7 @@ def test_a_model_whose_scores_are_summed_before_anybody_sees_them(tmp_path):
     (watch,) = trained_online(tmp_path, scorer, classes=tiny.tokenizer())
     (found,) = [one for one in watch.findings if one.code == "NS704"]
     assert "100 % of the rewards" in found.cause
-    assert "is a model whose weights are float32" in found.lines[0]
+    assert "is a model, and its `score.weight` is not finite" in found.lines[0]
     assert dict(scorer._forward_hooks) == hooks
 
 

@@ -29,6 +29,13 @@ def mean_of_what_counts(trainer, logits, labels, num):
     return F.cross_entropy(logits, labels, reduction="sum") / (labels != -100).sum()
 
 
+def mean_of_what_a_mask_keeps(trainer, logits, labels, num):
+    del trainer, num
+    used = (labels != -100).float()
+    each = F.cross_entropy(logits, labels, reduction="none").view(2, -1)
+    return (each * used.view(2, -1)).sum() / used.sum().clamp(min=1)
+
+
 def share(trainer, logits, labels, num):
     del trainer
     return F.cross_entropy(logits, labels, reduction="sum") / num
@@ -71,7 +78,9 @@ def told(out, loss, *, scaled=None, **options):
 
 
 @needs("transformers", "5", "leaves the division to the loss")
-@pytest.mark.parametrize("loss", [mean, mean_of_each, mean_of_what_counts])
+@pytest.mark.parametrize(
+    "loss", [mean, mean_of_each, mean_of_what_counts, mean_of_what_a_mask_keeps]
+)
 def test_means_that_are_summed(tmp_path, loss):
     (finding,) = told(tmp_path, loss, gradient_accumulation_steps=4, max_grad_norm=0.1)
     assert finding.title == "gradients are 4 times too large"

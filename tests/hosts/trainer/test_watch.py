@@ -48,8 +48,15 @@ def test_a_norm_for_the_log_spoils_no_gradient(tmp_path):
     def scale_up(trainer):
         trainer.model.lm_head.weight.register_hook(lambda grad: torch.full_like(grad, 1e30))
 
-    _, _, trainer = watched(tmp_path, change=scale_up, max_grad_norm=0.0, max_steps=1)
+    _, session, trainer = watched(tmp_path, change=scale_up, max_grad_norm=0.0, max_steps=2)
     assert all(bool(p.isfinite().all()) for p in trainer.model.parameters())
+    assert {"infinite_norm_at": 0} in session.learnt
+    assert {"infinite_norm_at": 1} not in session.learnt
+
+
+def test_a_norm_that_is_finite_is_not_noted(tmp_path):
+    _, session, _ = watched(tmp_path, max_grad_norm=0.0, max_steps=1)
+    assert not any("infinite_norm_at" in one for one in session.learnt)
 
 
 def test_a_bad_gradient_with_a_finite_loss_is_named(tmp_path):

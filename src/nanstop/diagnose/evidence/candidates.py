@@ -6,7 +6,7 @@ from nanstop.diagnose.evidence.reading import has_masters
 from nanstop.own_code import is_library
 from nanstop.records import Atom, Evidence, OpEvent, RunFacts, TokenRows, op_kind
 from nanstop.records.formats import HALF, NARROW
-from nanstop.records.line_forms import BOUNDED, FINITE, GUARDED, HAVE_BOUNDS, KEPT
+from nanstop.records.line_forms import BOUNDED, FINITE, GUARDED, HAVE_BOUNDS, KEPT, form_at
 from nanstop.records.remedies import spans_of
 
 Candidates = tuple[tuple[Atom, ...], ...]
@@ -191,7 +191,7 @@ def mended_at_source(evidence: Evidence) -> Atom | None:
     if rows is None or rows.unmade_at is None or not rows.mended_as:
         return None
     target = f"{rows.unmade_at.file}:{rows.unmade_at.line}"
-    return Atom(remedy="form", target=target, value=rows.mended_as)
+    return form_at(target, rows.mended_as)
 
 
 def finite_entry(evidence: Evidence) -> Candidates:

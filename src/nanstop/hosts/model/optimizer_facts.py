@@ -46,6 +46,7 @@ def optimizer_facts(
         step=longest_step(per_rate, groups) if per_rate is not None else None,
         eps=_number(group.get("eps")),
         betas=(float(betas[0]), float(betas[1])) if betas and len(betas) == 2 else None,
+        momentum=max(filter(None, (_number(one.get("momentum")) for one in groups)), default=None),
         weight_decay=_number(group.get("weight_decay")),
         state_bits=8 if bits == 8 or "8bit" in name else None,
         fused=bool(group.get("fused")),

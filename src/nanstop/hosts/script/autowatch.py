@@ -2,8 +2,8 @@
 
 The only global state of nanstop is here.
 
-What is replaced stands in one table: ``transformers.Trainer.train`` and, for raw loops, a few
-functions of torch (see ``sinks``). ``unwatch`` puts everything back.
+What is replaced stands in one table: three methods of ``transformers.Trainer`` and, for raw loops,
+a few functions of torch (see ``sinks``). ``unwatch`` puts everything back.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def install(open_session: OpenSession) -> None:
             table.replace(tokenizer_class, name, _tokenize)
     trainer_class = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
     if trainer_class is not None:
-        table.replace(trainer_class, "train", _train)
+        for name in ("train", "evaluate", "predict"):
+            table.replace(trainer_class, name, partial(_call_trainer, name))
     for fitting_class in trainer_classes():
         table.replace(fitting_class, "fit", _fit)
 
@@ -327,27 +328,32 @@ def _fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
             loggers.end()
 
 
-def _train(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stand in for ``transformers.Trainer.train``: this trainer is watched while it trains."""
+def _call_trainer(name: str, original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for ``train``, ``evaluate`` and ``predict`` of ``transformers.Trainer``: this
+    trainer is watched meanwhile.
+    """
     own, open_session = vars(trainer), _open_session
+    # A loop that uses a trainer to evaluate by is what is watched.
+    if name != "train" and ("train" in own or _num_pauses or _loops is not None):
+        return original(trainer, *args, **kwargs)
     with paused(), ExitStack() as scope:
         if "train" in own or open_session is None:  # the script watches this trainer itself
             return original(trainer, *args, **kwargs)
-        # The watch takes over the train() that it finds:
-        # a subclass's, through which the call came, must not run twice.
-        own["train"] = partial(original, trainer)
+        # The watch takes over the method that it finds: a subclass's must not run twice.
+        own[name] = partial(original, trainer)
         scope.callback(_letting_go.trainer_ended)
-        scope.callback(own.pop, "train", None)
+        scope.callback(own.pop, name, None)
         try:
             from nanstop.hosts.trainer.watch import watch_trainer
 
             known = {} if _loops is None else {"lines_of": _loops.lines_of}
-            scope.callback(watch_trainer(trainer, open_session, **known).close)
+            scope.callback(watch_trainer(trainer, open_session, **known).end)
         except Exception as error:  # nanstop is never the reason a run dies
             from nanstop.hosts.compat import not_watched
 
-            _log.warning("nanstop: %s", not_watched(trainer, error))
-        return trainer.train(*args, **kwargs)
+            level = logging.WARNING if name == "train" else logging.DEBUG
+            _log.log(level, "nanstop: %s", not_watched(trainer, error))
+        return getattr(trainer, name)(*args, **kwargs)
 
 
 def _uncaught(original: Any, kind: Any, error: BaseException, traceback: Any) -> None:

@@ -7,6 +7,7 @@ backward, there or where a trainer makes its own batches, is a step of one call.
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.detect.signals import Alarm, alarm, alarm_of_exception
+from nanstop.errors import NanstopError
+from nanstop.hosts import compat
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.trainer.steps.reentry import Reentry, given_of, shown
 from nanstop.hosts.trainer.steps.step import isolation
@@ -30,6 +33,8 @@ from nanstop.replay.step import Batch, ModelView
 from nanstop.tracebacks import passes_through
 
 __tracebackhide__ = passes_through
+
+_log = logging.getLogger("nanstop")
 
 
 class EvaluationGuard:
@@ -79,8 +84,8 @@ class EvaluationGuard:
             # A healthy run has no use for it.
             from nanstop.localize.own_answer import answers_a_bad_number
 
-            if is_numeric(error) or answers_a_bad_number(step(None), error):
-                watch.open()
+            is_meant = is_numeric(error) or answers_a_bad_number(step(None), error)
+            if is_meant and self._is_open():
                 at = watch.step_id()
                 self._ends.ask(step(None), alarm_of_exception(watch.view, at, error, "evaluate"))
             raise
@@ -89,18 +94,28 @@ class EvaluationGuard:
             return outputs
         if not bool(loss.isfinite().all()):
             self._reported = True
-            watch.open()
-            self._ends.ask(step(loss), self._alarm(float(loss.mean())))
+            if self._is_open():
+                self._ends.ask(step(loss), self._alarm(float(loss.mean())))
         return outputs
 
     def _on_evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         self._reported = False
         metrics = self._evaluate(*args, **kwargs)
         bad = [v for k, v in metrics.items() if k.endswith("_loss") and not math.isfinite(v)]
-        if bad and not self._reported:
-            self._watch.open()
+        if bad and not self._reported and self._is_open():
             self._ends.ask(None, self._alarm(bad[0]))
         return metrics
+
+    def _is_open(self) -> bool:
+        """Open the session, as in a training; where that fails, say so and leave it."""
+        try:
+            self._watch.open()
+        except NanstopError:
+            raise
+        except Exception as error:  # nanstop is never the reason a run dies
+            _log.warning("nanstop: %s", compat.not_watched(self._watch.trainer, error))
+            return False
+        return True
 
     def _alarm(self, loss: float) -> Alarm:
         at = self._watch.step_id()

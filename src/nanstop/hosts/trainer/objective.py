@@ -30,7 +30,7 @@ from nanstop.diagnose.evidence.objective import (
 )
 from nanstop.hosts.trainer.options import group_size
 from nanstop.hosts.trainer.steps.made_within import GeneratedError
-from nanstop.numerics.tensors import format_name
+from nanstop.numerics.tensors import format_name, nonfinite
 from nanstop.own_code import is_of_library
 from nanstop.records import Signal, SourceLine, StepId
 from nanstop.tracebacks import passes_through
@@ -215,6 +215,15 @@ def reward_models(trainer: Any) -> tuple[tuple[str, str], ...]:
     named = [(m, str(name)) for m, name in _named_rewards(trainer) if isinstance(m, nn.Module)]
     first = ((name, next(model.parameters(), None)) for model, name in named)
     return tuple((name, format_name(one.dtype)) for name, one in first if one is not None)
+
+
+def bad_weights_of_rewards(trainer: Any) -> tuple[tuple[str, str], ...]:
+    """Return the name and a weight that is not finite of each reward function that is a model with
+    such. Reads all their weights.
+    """
+    models = ((m, name) for m, name in _named_rewards(trainer) if isinstance(m, nn.Module))
+    bad = ((str(name), nonfinite(dict(model.named_parameters()))) for model, name in models)
+    return tuple((name, weights[0]) for name, weights in bad if weights)
 
 
 def _named_rewards(trainer: Any) -> list[tuple[Any, str]]:

@@ -95,6 +95,7 @@ def planned_optimizer(args: Any, model: Any = None) -> OptimizerFacts | None:
         per_rate=step_per_rate(kind, default | settings),
         eps=_number(settings.get("eps", default.get("eps"))),
         betas=_pair(betas),
+        momentum=_number(settings.get("momentum")),
         weight_decay=_number(args.weight_decay),
         # An option of bitsandbytes; of others, which are not made yet, the name alone tells.
         state_bits=8 if bits == 8 or "8bit" in kind.__name__ else None,

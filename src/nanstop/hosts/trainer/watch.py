@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from nanstop.decide.decision import STOPPED, Decision
+from nanstop.diagnose.evidence.objective import INF, NAN
 from nanstop.errors import NanstopError, TrainingStopped
 from nanstop.hosts import compat
 from nanstop.hosts.data_rows import TrainerRows
@@ -36,7 +37,7 @@ from nanstop.hosts.trainer.callbacks import CallbackWrites, Trackers
 from nanstop.hosts.trainer.checkpoints import CheckpointGuard
 from nanstop.hosts.trainer.evaluation import EvaluationGuard
 from nanstop.hosts.trainer.facts import facts_of
-from nanstop.hosts.trainer.objective import Objective, has_own_loss
+from nanstop.hosts.trainer.objective import Objective, bad_weights_of_rewards, has_own_loss
 from nanstop.hosts.trainer.steps.micros import TrainerMicro, TrainerWindow
 from nanstop.hosts.trainer.steps.reentry import Reentry
 from nanstop.hosts.trainer.view import HfView
@@ -95,8 +96,8 @@ class TrainerWatch:
         self._logged = torch.zeros(())
         self._norm_anew: Any = None
         self._window: TrainerWindow | None = None
-        self._training = False
-        self._attached = False
+        self._training = self._is_over = False
+        self._attached = self._has_read_judges = False
         self._pending: int | None = None
         self._folder: tuple[Any, str] = (None, "")
         """The trainer's folder, and its last name."""
@@ -133,6 +134,12 @@ class TrainerWatch:
         self._trackers.end()
         self._incidents.end()
 
+    def end(self) -> None:
+        """Close, and end a session that was opened for an evaluation outside of a training."""
+        if self.session is not None and not self._is_over:
+            self._end(self.session, 0)
+        self.close()
+
     def open(self) -> None:
         """Open the session, or begin it anew.
 
@@ -154,10 +161,12 @@ class TrainerWatch:
         facts = facts_of(self.view, self.trainer, resumed=self._resumed_from)
         lines: Any = self.lines_of(self.view.optimizer)
         facts = replace(facts, loaded=LOADED.facts(self.view.root), **lines)
+        if not self._training and self.trainer.state.global_step:  # the training may have made them
+            facts = replace(facts, odd_weights=())
         session.facts = self.facts = facts
         alone = self.facts.world_size == 1 and not self.facts.compiled
         self.host.may_tape = alone and has_own_loss(self.trainer)
-        session.start()
+        session.start(trains=self._training)
         if self.facts.world_size == 1:
             self._callback_writes.begin(self.view.root)
         self._trackers.begin(self.trainer)
@@ -291,6 +300,7 @@ class TrainerWatch:
         # NaN, for every gradient.
         if not math.isfinite(max_norm):
             self._clip_as_the_host(window)
+            self.windows.note_norm(window)
         elif window.ending.apply:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         self.windows.last_look(window)
@@ -360,8 +370,15 @@ class TrainerWatch:
         return window
 
     def _note_objective(self, name: str, value: Any) -> None:
-        if self.session is not None:
-            self.session.series.add(name, self.trainer.state.global_step, value)
+        if self.session is None:
+            return
+        self.session.series.add(name, self.trainer.state.global_step, value)
+        known, is_bad = self.facts.objective, name.startswith((NAN, INF))
+        if is_bad and known is not None and known.reward_models and not self._has_read_judges:
+            self._has_read_judges = True
+            found = replace(known, bad_weights=bad_weights_of_rewards(self.trainer))
+            self.facts = replace(self.facts, objective=found)
+            self.session.learned(objective=found)
 
     def _step_done(self) -> None:
         """Tell the session that the previous step is over, with what the host has logged since."""
@@ -388,4 +405,5 @@ class TrainerWatch:
         odd = self.windows.ends.end(self.view, self.step_id(), is_well=not exit_code)
         LEFT.note(odd, loaded=self.facts.odd_weights)
         session.finish(exit_code or (STOPPED if self._stop is not None else 0))
+        self._is_over = True
         self._incidents.end()

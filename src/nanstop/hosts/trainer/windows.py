@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -194,6 +195,15 @@ class TrainerWindows:
             states = scaler._per_optimizer_states.values()
             found = [flag for state in states for flag in state["found_inf_per_device"].values()]
         return read_window([m.loss for m in window.micros if m.loss is not None], norm, found)
+
+    def note_norm(self, window: TrainerWindow) -> None:
+        """Note a norm that is infinite although all gradients are finite."""
+        watch, reading = self._watch, window.ending.reading
+        is_odd = reading is not None and reading.norm == math.inf and not window.ending.failed
+        if is_odd and self.session is not None and self.facts.infinite_norm_at is None:
+            watch.facts = replace(self.facts, infinite_norm_at=window.index)
+            at = watch.step_id(step=window.index)
+            self.session.learned(at=at, infinite_norm_at=window.index)
 
     def last_look(self, window: TrainerWindow) -> None:
         """Look at an update whose gradients are final.

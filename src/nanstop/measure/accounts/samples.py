@@ -91,11 +91,13 @@ class Samples:
 
     @property
     def loss_factor(self) -> float | None:
-        """That of all losses of the window, None where they differ or it is not known.
+        """That of all losses of the window, None where they differ or it is not known. That of a
+        mean of nothing, 0, says nothing of the others.
 
         Synchronises a device that it lies on.
         """
         factors = {number_of(one.loss_factor) for one in self.backwards}
+        factors = factors - {0.0} or factors
         factor = factors.pop() if len(factors) == 1 else None
         return None if factor is None or math.isnan(factor) else factor
 

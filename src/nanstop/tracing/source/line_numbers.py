@@ -121,11 +121,12 @@ class _Variables:
         if isinstance(node, ast.Attribute):
             owner = self._held(node.value)
             return None if owner is None else getattr_static(owner, node.attr, None)
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            owner = self._held(node.value)
-            if type(owner) in (dict, list, tuple):
+        if isinstance(node, ast.Subscript):
+            owner, key = self._held(node.value), node.slice
+            at = key.value if isinstance(key, ast.Constant) else self._held(key)
+            if type(owner) in (dict, list, tuple) and type(at) in (int, str):
                 with suppress(LookupError, TypeError):
-                    return owner[node.slice.value]
+                    return owner[at]
         return None
 
 

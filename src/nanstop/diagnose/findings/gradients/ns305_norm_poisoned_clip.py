@@ -67,11 +67,32 @@ def check(evidence: Evidence) -> Diagnosis | None:
     """Return what clipping did to healthy gradients, or else what it would have done."""
     if evidence.probe is not None:
         return _emptied(evidence, evidence.probe)
+    if evidence.incident is None:
+        return _spared(evidence)
     signal = _gradient_signal(evidence)
     tally = signal.gradients if signal is not None else None
     if signal is None or tally is None or loss_is_bad(evidence):
         return None
     return _done(evidence, tally) or _prevented(evidence, signal, tally)
+
+
+def _spared(evidence: Evidence) -> Diagnosis | None:
+    """Return that a norm alone was infinite, and that the clip by it was left out."""
+    step = standing(evidence).infinite_norm_at
+    if step is None or "infinite_norm_at" not in evidence.learned:
+        return None
+    return Diagnosis(
+        code="NS305",
+        title="the norm of finite gradients is infinite",
+        cause="with max_grad_norm = 0 the host clips by that norm to infinity, which makes every "
+        "gradient NaN: left out, the gradients are as they were",
+        confidence="certain",
+        lines=(
+            "without nanstop all weights are NaN from here on: ask what makes gradients so large",
+        ),
+        where=standing(evidence).host,
+        seen=sighting(evidence, "backward", since=step),
+    )
 
 
 def _emptied(evidence: Evidence, probe: Probe) -> Diagnosis | None:
@@ -171,6 +192,6 @@ RULE = Rule(
     "norm-poisoned-clip",
     "one bad gradient destroys the others through clipping",
     check,
-    ("incident", "gauge"),
+    ("static", "incident", "gauge"),
     role="symptom",
 )

@@ -105,7 +105,12 @@ def _with_line(found: Diagnosis, evidence: Evidence) -> Diagnosis:
     lines = objective.rewards_at if objective is not None else ()
     line = next((one for one in lines if one.function == found.where), None)
     models = objective.reward_models if objective is not None else ()
+    bad = objective.bad_weights if objective is not None else ()
     kind = next((kind for name, kind in models if (name or "reward") == found.where), "")
+    weight = next((one for name, one in bad if (name or "reward") == found.where), "")
+    if weight and line is None:
+        advice = f"`{found.where}` is a model, and its `{weight}` is not finite: {_RELOAD}"
+        return replace(found, lines=(advice, *(x for x in found.lines if x not in _ADVICES)))
     if kind and line is None:
         advice = f"`{found.where}` is a model whose weights are {kind}: {_of_model(kind)}"
         return replace(found, lines=(advice, *(one for one in found.lines if one not in _ADVICES)))
@@ -139,6 +144,7 @@ def _word(value: float | None) -> str:
     return "NaN" if value is None or math.isnan(value) else "infinite"
 
 
+_RELOAD = "load it from a checkpoint that is (`nanstop scan CHECKPOINT`), or mend what fills it"
 _WEIGHS = "it weighs the log-probabilities of what was chosen, as a reward or an advantage does"
 _ADVICE = "give a completion that cannot be scored a finite worst reward"
 _BOUND = "bound the reward by a clamp or `tanh`, or give its logarithm"

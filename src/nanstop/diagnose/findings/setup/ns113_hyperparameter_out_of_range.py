@@ -312,10 +312,8 @@ def _warm_up(facts: RunFacts) -> Iterator[Oddity]:
         return
     if schedule.warmup_steps >= schedule.num_steps:
         setting = f"warm-up of {counted(schedule.warmup_steps, 'step')}"
-        effect = (
-            f"the training ends after {counted(schedule.num_steps, 'step')}: its rate is "
-            "never reached"
-        )
+        ends = counted(schedule.num_steps, "step")
+        effect = f"the training ends after {ends}: its rate is never reached"
         yield Oddity("certain", setting, effect)
 
 
@@ -344,9 +342,10 @@ def _too_often(rates: RateFacts) -> str:
 
 
 def _window(facts: RunFacts) -> Iterator[Oddity]:
-    """Yield what clipping and accumulation do to an update."""
+    """Yield what clipping, momentum and accumulation do to an update."""
     if facts.clip is not None and facts.clip < 0.0 and facts.schedule is None:
-        yield Oddity("certain", f"clipping at {facts.clip:g}", "gradients change their sign")
+        at = facts.sink_at if facts.sinks[:1] == ("clip",) else None
+        yield Oddity("certain", f"clipping at {facts.clip:g}", "gradients change their sign", at)
     path, eps = facts.gradient_path, facts.optimizer.eps if facts.optimizer is not None else None
     if facts.clip is not None and facts.clip > 0.0 and path is not None and path.num_trainable:
         size = facts.clip / math.sqrt(path.num_trainable)
@@ -355,6 +354,10 @@ def _window(facts: RunFacts) -> Iterator[Oddity]:
             setting = f"clipping at {facts.clip:g}" if is_clip else f"the optimizer's eps {eps:g}"
             effect = f"elements of about {size:.1g} vanish beside the optimizer's eps of {eps:g}"
             yield Oddity("likely", setting, effect, measured_by="NS307" if is_clip else "")
+    momentum = facts.optimizer.momentum if facts.optimizer is not None else None
+    if momentum is not None and momentum >= 1.0:
+        effect = f"each update adds {momentum:g} times the one before: none fades"
+        yield Oddity("certain", f"momentum {momentum:g}", effect, facts.optimizer_at)
     epoch = facts.schedule.micros_per_epoch if facts.schedule is not None else None
     if epoch is not None and epoch < facts.num_micro:
         effect = f"an epoch ends after {epoch} of them"
@@ -374,16 +377,12 @@ def _objective(facts: RunFacts) -> Iterator[Oddity]:
         return
     weighs_kl = group is not None
     if beta < 0.0:
-        effect = (
-            "the policy is driven from the reference"
-            if weighs_kl
-            else "what was rejected is preferred"
-        )
+        away = "the policy is driven from the reference"
+        effect = away if weighs_kl else "what was rejected is preferred"
         yield Oddity("certain", f"beta {beta:g}", effect)
     elif beta == 0.0 and not weighs_kl:
-        yield Oddity(
-            "certain", "beta 0", "the loss is log 2 whatever the model says: nothing is learnt"
-        )
+        effect = "the loss is log 2 whatever the model says: nothing is learnt"
+        yield Oddity("certain", "beta 0", effect)
     elif not beta <= LARGEST_BETA[method]:  # NaN is neither
         effect = (
             "published values are 0 to 0.05" if weighs_kl else "published values are 0.01 to 0.5"

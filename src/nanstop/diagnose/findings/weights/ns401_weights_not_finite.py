@@ -52,7 +52,7 @@ from nanstop.diagnose.evidence.weight_writers import (
     finite_numbers_only,
     named_writers,
 )
-from nanstop.records import Atom, Diagnosis, Evidence, Incident
+from nanstop.records import Atom, Diagnosis, Evidence, Incident, Localization
 from nanstop.wording import counted, listed
 
 _ANOTHER_CHECKPOINT = (
@@ -60,6 +60,10 @@ _ANOTHER_CHECKPOINT = (
     "lists what is not), or mend the line that fills them."
 )
 
+_IN_A_WIDER_FORMAT = (
+    "Load that model in bfloat16 or float32: what is beyond 65504 is infinite in float16; if it is "
+    "so there too, load a checkpoint that is finite (`nanstop scan CHECKPOINT` lists what is not)."
+)
 _BESIDE = (
     "a reference, a teacher, a scorer, or one that something else trains; it was not finite before "
     "this micro-batch read it"
@@ -82,7 +86,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if found is not None and found.key.phase == "optimizer":
         return None
     if found is not None and found.of_another_model and found.culprit:
-        return _of_another_model(found.culprit)
+        return _of_another_model(found)
     remade = incident.remade_finite if incident is not None else None
     if remade is None and breaking_update(evidence) is not None:  # then it is NS402
         return None
@@ -96,6 +100,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     came = came_broken(evidence, named)
     # Losses tell of the model that is trained; what is evaluated may be an average of its weights.
     is_evaluated = not came and incident is not None and incident.phase in _EVALUATES
+    at_load = _IN_A_WIDER_FORMAT if _is_cut_off(found) else _ANOTHER_CHECKPOINT
     return Diagnosis(
         code="NS401",
         title=f"weights not finite: {listed(named)}",
@@ -105,14 +110,22 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=("the forward pass began with what was not finite; it was written before",),
         remedies=_row_initialisations(evidence, named),
         where=named[0],
-        usual_cure=_ANOTHER_CHECKPOINT if came else _WHO_WRITES if is_evaluated else "",
+        usual_cure=at_load if came else _WHO_WRITES if is_evaluated else "",
     )
 
 
-def _of_another_model(name: str) -> Diagnosis:
+def _is_cut_off(found: Localization | None) -> bool:
+    """Return whether a weight is infinite, not NaN, in float16: the format may be all there is."""
+    read = found.first_bad.inputs if found is not None and found.first_bad is not None else ()
+    bad = [stats for stats in read if not stats.finite]
+    return bool(bad) and all(one.dtype == "float16" and not one.nan for one in bad)
+
+
+def _of_another_model(found: Localization) -> Diagnosis:
     """Return the finding of a weight that this training does not hold: its updates did not do it,
     and nothing that they could do cures it.
     """
+    name = found.culprit or ""
     return Diagnosis(
         code="NS401",
         title=f"weights not finite: {listed((name,))}",
@@ -120,7 +133,7 @@ def _of_another_model(name: str) -> Diagnosis:
         confidence="certain",
         lines=(_BESIDE,),
         where=name,
-        usual_cure=_LOAD_IT_AGAIN,
+        usual_cure=_IN_A_WIDER_FORMAT if _is_cut_off(found) else _LOAD_IT_AGAIN,
     )
 
 

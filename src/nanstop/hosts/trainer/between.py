@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nanstop.frozen import frozen
 from nanstop.hosts import compat
-from nanstop.hosts.trainer.evaluation import ForwardStep
+from nanstop.hosts.trainer.guards.evaluation import ForwardStep
 from nanstop.hosts.trainer.watched import WatchedTrainer
 from nanstop.numerics.nested import mapped
 from nanstop.replay.rng import note_rng

@@ -11,8 +11,7 @@ all, comes to that end when its callbacks hear of the update.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,10 +33,11 @@ from nanstop.hosts.trackers import Incidents
 from nanstop.hosts.trainer.accounts import TrainerAccounts
 from nanstop.hosts.trainer.actions import Carrier
 from nanstop.hosts.trainer.callbacks import CallbackWrites, Trackers
-from nanstop.hosts.trainer.checkpoints import CheckpointGuard
-from nanstop.hosts.trainer.evaluation import EvaluationGuard
 from nanstop.hosts.trainer.facts import facts_of
+from nanstop.hosts.trainer.guards.checkpoints import CheckpointGuard
+from nanstop.hosts.trainer.guards.evaluation import EvaluationGuard
 from nanstop.hosts.trainer.objective import Objective, bad_weights_of_rewards, has_own_loss
+from nanstop.hosts.trainer.sinks import TrainerSinks
 from nanstop.hosts.trainer.steps.micros import TrainerMicro, TrainerWindow
 from nanstop.hosts.trainer.steps.reentry import Reentry
 from nanstop.hosts.trainer.view import HfView
@@ -92,13 +92,9 @@ class TrainerWatch:
         self.lines_of: LinesOf = lambda _: {}
         self._open_session = open_session
         self._train = trainer.train
-        self._clip: Any = None
         self._logged = torch.zeros(())
-        self._norm_anew: Any = None
-        self._window: TrainerWindow | None = None
         self._training = self._is_over = False
         self._attached = self._has_read_judges = False
-        self._pending: int | None = None
         self._folder: tuple[Any, str] = (None, "")
         """The trainer's folder, and its last name."""
         self._num_logs = 0
@@ -108,6 +104,8 @@ class TrainerWatch:
         self._stop: Decision | None = None
         self._hooks = HookWrites(nn.Module())
         self._callback_writes = CallbackWrites()
+        writes = self._callback_writes
+        self._sinks = TrainerSinks(self, self.windows, self._accounts, writes)
         self._trackers = Trackers(self._numbers)
         self._incidents = Incidents(self._trackers.sends)
 
@@ -218,18 +216,16 @@ class TrainerWatch:
     # ---- calls of the host
 
     def _on_train(self, *args: Any, **kwargs: Any) -> Any:
-        self._training, self._window, self._attached, exit_code = True, None, False, 0
+        self._training, self._attached, exit_code = True, False, 0
+        self._sinks.window = None
         self._logged = torch.zeros((), device=self.trainer.args.device)
         self._stop = None
         given = args[0] if args else kwargs.get("resume_from_checkpoint")
         self._resumed_from = compat.checkpoint_path(self.trainer, given)
         accelerator = self.trainer.accelerator
         if not self.patches.holds(accelerator, "clip_grad_norm_"):
-            self._clip = accelerator.clip_grad_norm_
-            self.patches.set(accelerator, "clip_grad_norm_", self._on_clip)
+            self._sinks.install()
             callbacks = self.trainer.callback_handler
-            hear = partial(self._on_update, callbacks.on_pre_optimizer_step)
-            self.patches.set(callbacks, "on_pre_optimizer_step", hear)
             mark = partial(self._callback_writes.heard, callbacks, callbacks.call_event)
             self.patches.set(callbacks, "call_event", mark)
             self._accounts.install()
@@ -272,7 +268,7 @@ class TrainerWatch:
             self.host.record(micro)
         except Exception as error:
             if not self.windows.raised(window, error):
-                self._window = None
+                self._sinks.window = None
                 raise
         assert micro.loss is not None
         self.objective.compare(micro.batch)
@@ -281,74 +277,8 @@ class TrainerWatch:
             self.host.shared.compare((micro.model,), at, self.session, micro.batch)
         return micro.loss
 
-    def _on_clip(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2) -> Any:
-        window = self._window
-        if window is None or self.host.replaying is not None or not window.closed:
-            return self._clip(parameters, max_norm, norm_type)
-        parameters = list(parameters)
-        self._window, self._pending = None, window.index
-        window.rewritten_at = self._callback_writes.rewritten_at or None
-        if not self._is_read_here:
-            norm = self._clip(parameters, max_norm, norm_type)
-            if norm is not None:
-                step, read = self.windows.step(window), partial(self.windows.read, window, norm)
-                self.windows.ends.observe(step, read)
-            return norm
-        norm = self.windows.close(window, parameters, norm_type)
-        self._forget_failed(window)
-        # Where clipping is off transformers clips to infinity to get the norm: inf / inf would be
-        # NaN, for every gradient.
-        if not math.isfinite(max_norm):
-            self._clip_as_the_host(window)
-            self.windows.note_norm(window)
-        elif window.ending.apply:
-            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-        self.windows.last_look(window)
-        return norm
-
-    def _on_update(self, tell: Any, *args: Any) -> Any:
-        window = self._window
-        unseen = window is not None and window.closed and self.host.replaying is None
-        if window is not None and unseen and self._is_read_here:
-            self._window, self._pending = None, window.index
-            window.rewritten_at = self._callback_writes.rewritten_at or None
-            self.windows.close(window, list(window.micros[-1].model.parameters()), 2.0)
-            self._forget_failed(window)
-            self._clip_as_the_host(window)
-            self.windows.last_look(window)
-        writes = self._callback_writes
-        writes.updating()
-        result = tell(*args)
-        window, self.windows.awaiting = self.windows.awaiting, None
-        if writes.rewritten_at:
-            if window is not None:
-                self.windows.rewritten(window, writes.rewritten_at)
-                self._forget_failed(window)
-            writes.rewritten_at = ()
-        return result
-
-    @property
-    def _is_read_here(self) -> bool:
-        """Whether what gradients this process has are read and clipped by torch itself."""
-        return self.facts.ranks_agree or compat.is_plain(self.trainer)
-
-    def _forget_failed(self, window: TrainerWindow) -> None:
-        if window.ending.failed or not self.windows.applied:
-            self._accounts.drop()
-
-    def _clip_as_the_host(self, window: TrainerWindow) -> None:
-        """Clip the gradients of a window that was redone by the trainer's own means, where it
-        has such.
-        """
-        clip = compat.own_clip(self.trainer)
-        if clip is not None and window.ending.redone and window.ending.apply:
-            # Reading the new gradients has unscaled them, which the trainer's own method does as
-            # well, and may do once.
-            self.carrier.redo(self.windows.step(window), {})
-            self._norm_anew = clip(window.micros[-1].model)
-
     def _on_log(self, log: Any, total: Tensor, norm: Any, *args: Any, **kwargs: Any) -> None:
-        anew, self._norm_anew = self._norm_anew, None
+        anew, self._sinks.norm_anew = self._sinks.norm_anew, None
         self.carrier.mend_sum(total)
         before = self.trainer._globalstep_last_logged
         log(total, norm if anew is None else anew, *args, **kwargs)
@@ -359,14 +289,14 @@ class TrainerWatch:
     # ---- the window
 
     def _current_window(self) -> TrainerWindow:
-        window, index = self._window, self.trainer.state.global_step
+        window, index = self._sinks.window, self.trainer.state.global_step
         if window is None or window.closed or window.index != index:
             if self._stop is not None:
                 self._raise_stopped()  # the host has passed its own door by
             self._step_done()
             self.carrier.begin_window()
             rates = self.host.learning_rates()
-            window = self._window = TrainerWindow(index, rates, self._logged)
+            window = self._sinks.window = TrainerWindow(index, rates, self._logged)
         return window
 
     def _note_objective(self, name: str, value: Any) -> None:
@@ -383,7 +313,8 @@ class TrainerWatch:
     def _step_done(self) -> None:
         """Tell the session that the previous step is over, with what the host has logged since."""
         session = self.session
-        if self._pending is None or session is None:
+        pending = self._sinks.pending
+        if pending is None or session is None:
             return
         logs = self.trainer.state.log_history
         new = logs[self._num_logs :]
@@ -394,8 +325,8 @@ class TrainerWatch:
         if losses:
             session.logged()
         self._num_logs = len(logs)
-        (session.completed if self.windows.applied else session.left_out)(self._pending)
-        self._pending = None
+        (session.completed if self.windows.applied else session.left_out)(pending)
+        self._sinks.pending = None
 
     def _end(self, session: WatchedRun, exit_code: int) -> None:
         self._trackers.end()

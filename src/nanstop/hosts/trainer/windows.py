@@ -21,7 +21,7 @@ from nanstop.hosts.tape.pieces import accumulation_in
 from nanstop.hosts.tape.taped_step import TapedStep
 from nanstop.hosts.trainer.actions import clear_gradients
 from nanstop.hosts.trainer.between import step_between
-from nanstop.hosts.trainer.evaluation import ForwardStep
+from nanstop.hosts.trainer.guards.evaluation import ForwardStep
 from nanstop.hosts.trainer.steps.micros import TrainerMicro, TrainerWindow
 from nanstop.hosts.trainer.steps.reentry import given_of, shown
 from nanstop.hosts.trainer.steps.step import HfStep
@@ -46,15 +46,13 @@ it falls 16-fold meanwhile.
 class TrainerWindows:
     """See ``hosts.window.host.WindowHost``.
 
-    ``applied``: whether the update of the last window was. ``awaiting``: one that is read, and not
-    yet updated.
+    ``applied``: whether the update of the last window was.
     """
 
     def __init__(self, watch: WatchedTrainer) -> None:
         self._watch = watch
         self._num_overflows = 0
         self.applied = True
-        self.awaiting: TrainerWindow | None = None
         self._knows_sums = False
         self.redo, self.update_anew = watch.carrier.redo, watch.carrier.update_anew
         self.leave_out, self.stop = watch.carrier.skip, watch.stop
@@ -210,7 +208,7 @@ class TrainerWindows:
 
         One that ruins weights is made anew or left out.
         """
-        self.awaiting, watch, settled = window, self._watch, self.ends.last_look()
+        watch, settled = self._watch, self.ends.last_look()
         if settled is None and watch.facts.world_size > 1 and window.ending.applied:
             called = {micro.model for micro in window.micros}
             watch.host.shared.updating(called, watch.view.optimizer, window.micros)

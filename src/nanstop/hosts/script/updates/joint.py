@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from nanstop.numerics.tensors import version
 from nanstop.numerics.trained import held_by
 
-
 _Mark = tuple[int, int] | None
 
 

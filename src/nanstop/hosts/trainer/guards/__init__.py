@@ -1,0 +1,1 @@
+"""Guards around what a trainer does beside its steps."""

@@ -400,6 +400,10 @@ GUARDED = {
     ("n = y.sum()\nreturn (x * y).sum() / n", "div"): (
         "return (x * y).sum() / n.masked_fill(n == 0, 1)"
     ),
+    ("return 4 / math.pi**2 * torch.atan(x / y) - 2 / (3 * torch.pi)", "div"): (
+        "return 4 / math.pi**2 * torch.atan(x / y.masked_fill(y == 0, 1)) - 2 / (3 * torch.pi)"
+    ),
+    ("return 2**0.5 * (x * y) ** 0.5", "pow"): "return 2**0.5 * (x * y).clamp(min=1.2e-38) ** 0.5",
     ("return x / x.norm(dim=-1, keepdim=True)", "div"): "return F.normalize(x, dim=-1)",
     ("return x / x.norm(p=2, dim=-1, keepdim=True)", "div"): "return F.normalize(x, dim=-1)",
     ("return (x * y).sum().div(y.sum())", "div"): (

@@ -23,7 +23,8 @@ def typed_forms(
 ) -> tuple[Atom, ...] | None:
     """Return the forms, those of the cure first, whose code passes the failing micro-batch with the
     loss and gradients that they have there, if it comes to a loss, of an update that moves weights
-    as they do; empty where none does, None where none could be run.
+    as they do; empty where none does, or where one would be of numbers that are no tensors; None
+    where none could be run.
     """
     view, found = failing.step.view, None
     for code in codes:
@@ -38,6 +39,7 @@ def typed_forms(
             is_ended = not run.failed and run.loss is None and formed.loss is None
             is_alike = is_ended or is_near(gaps_between(run, formed))
         if not seen or not all(one.is_run for one in seen):
+            found = () if any(one.is_refuted for one in seen) else found
             continue
         if is_alike:
             return code.atoms

@@ -15,6 +15,7 @@ from nanstop.rewrite.operations import (
     Operation,
     comes_from,
     compares_cheap,
+    constant_of,
     is_cheap,
     is_one,
     number_of,
@@ -90,7 +91,12 @@ def rewrite_held(draft: Draft) -> bool:
 def _operations(draft: Draft) -> list[Operation]:
     nodes = [node for root in expressions_of(draft.statement) for node in ast.walk(root)]
     found = [operation(draft.source, node) for node in nodes]
-    return [one for one in found if one is not None and one.name in _FORMS]
+    known = [one for one in found if one is not None and one.name in _FORMS]
+    return [one for one in known if not all(_is_number(draft, arg) for arg in one.args)]
+
+
+def _is_number(draft: Draft, node: ast.expr) -> bool:
+    return constant_of(draft.source, node) is not None
 
 
 def _rewritten(draft: Draft, found: Operation) -> bool:
@@ -173,7 +179,7 @@ def _root(draft: Draft, found: Operation) -> str | None:
 
 
 def _divided(draft: Draft, found: Operation) -> str | None:
-    if len(found.args) != 2 or found.keywords or number_of(found.args[1]) is not None:
+    if len(found.args) != 2 or found.keywords or _is_number(draft, found.args[1]):
         return None
     divisor = found.args[1]
     if _is_integer(draft, divisor):  # 0, or 1 at least

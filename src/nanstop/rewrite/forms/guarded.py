@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Collection, Mapping
 
-from nanstop.records.line_forms import HAVE_BOUNDS
+from nanstop.records.line_forms import BETWEEN_POLES, HAVE_BOUNDS
 from nanstop.records.vocabulary import LOSSES_OF_ELEMENTS
 from nanstop.rewrite.draft import Draft, NotKnownError, is_steady
 from nanstop.rewrite.forms.clamped import above_one, clamp, clamped, edged, log_of_more
@@ -29,7 +29,8 @@ _INTEGER_METHODS = frozenset({"numel", "size", "dim", "__len__"})
 _NUMBERS = frozenset({"float", "max", "min"})
 _NUMBER_METHODS = frozenset({"item"})
 _HARMLESS = {"log": "1", "log2": "1", "log10": "1", "sqrt": "1", "rsqrt": "1", "pow": "1"}
-_HARMLESS |= {"acos": "0", "asin": "0", "atanh": "0", "exp": "0", "log1p": "0", "reciprocal": "1"}
+_HARMLESS |= {"acos": "0", "asin": "0", "exp": "0", "log1p": "0", "reciprocal": "1"}
+_HARMLESS |= {name: f"{sum(ends) / 2:g}" for name, ends in BETWEEN_POLES.items()}
 """What a function is given where its result is not chosen."""
 
 
@@ -321,7 +322,7 @@ _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "pow": _root,
     "acosh": above_one,
     "atan2": _angle,
-    **dict.fromkeys(("acos", "asin", "atanh"), edged),
+    **dict.fromkeys(("acos", "asin", *BETWEEN_POLES), edged),
     "mean": _mean,
     **dict.fromkeys(("std", "var", "std_mean", "var_mean", "cov"), _deviation),
     **dict.fromkeys(("softmax", "log_softmax"), _softmax),

@@ -143,7 +143,8 @@ def _usual_cure(evidence: Evidence, found: Localization, name: str, made: Source
     if operand is not None and operand.nan:
         return (
             f"Look at what {line} reads: one missing value (NaN) in a column makes its mean and "
-            f"its deviation NaN, and so does 0 / 0. Mend that, and {name} is finite."
+            f"its deviation NaN, and so do 0 / 0 and 0 times an infinity. Mend that, and {name} is "
+            "finite."
         )
     if found.is_written:
         return f"Write a large finite number in {line} in place of the infinity: -1e4 for a mask."

@@ -87,6 +87,21 @@ def test_a_batch_without_a_healthy_row_is_judged_by_the_one_before():
     assert incident.proof.minimal[0].remedy == "form"
 
 
+def test_a_guard_under_which_a_first_step_teaches_nothing_is_not_proven():
+    """A huber loss by a threshold of 0: each of its numbers is 0, and so is what they are by."""
+    threshold = [0.0]
+
+    def of_huber(v, b):
+        far = (v - b["u"]).abs()
+        bent = threshold[0] * (far - 0.5 * threshold[0])
+        return (torch.where(far <= threshold[0], 0.5 * far**2, bent) / threshold[0]).mean()
+
+    watch, _ = investigated(of_huber, lambda _given: None)
+    first = watch.incidents[0]
+    assert [atom.value for atom in first.proof.minimal] == ["guarded"]
+    assert first.proof.verdict == "plausible"
+
+
 def test_a_temperature_of_0_proves_no_form():
     tau = [1.0]
 

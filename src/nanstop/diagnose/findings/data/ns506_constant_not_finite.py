@@ -123,8 +123,8 @@ def _given(found: Localization, made: SourceLine, *, before: bool) -> tuple[str,
 
 def _is_elsewhere(found: Localization, made: SourceLine) -> bool:
     """Return whether a line is of another file than the one that fails."""
-    event = found.first_bad
-    return event is None or event.source is None or event.source.file != made.file
+    source = found.first_bad.source if found.first_bad is not None else None
+    return source is not None and source.file != made.file
 
 
 _BY_ROWS = ("index", "index_select", "embedding", "take", "slice", "select")

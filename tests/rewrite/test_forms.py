@@ -56,9 +56,9 @@ LOG_SPACE = {
     "return torch.exp(x).mean().log() * y.sum()": (
         "return (torch.logsumexp(x.flatten(), 0) - math.log(x.numel())) * y.sum()"
     ),
-    "return y.sum() - torch.log((x * y).exp().mean(1, keepdim=True)).mean()": (
+    "return torch.log((x * y).exp().mean(1, keepdim=True)).mean()": (
         "logs = x * y\n"
-        "    return y.sum() - (torch.logsumexp(logs, 1, keepdim=True) - math.log(logs.shape[1])).mean()"
+        "    return (torch.logsumexp(logs, 1, keepdim=True) - math.log(logs.shape[1])).mean()"
     ),
     "return y * x.exp() / (1 + x.exp())": "return y * torch.sigmoid(x)",
     "return torch.exp(x) * (y + 1) / x.exp().sum(-1, keepdim=True)": (

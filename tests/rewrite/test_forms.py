@@ -53,6 +53,10 @@ def outcome(text, x, y):
 
 
 LOG_SPACE = {
+    "return torch.log(F.softplus(x * y)).mean()": (
+        "raw = x * y\n"
+        "    return torch.where(raw < -20, raw, torch.log(F.softplus(raw.clamp(min=-20)))).mean()"
+    ),
     "return torch.exp(x).mean().log() * y.sum()": (
         "return (torch.logsumexp(x.flatten(), 0) - math.log(x.numel())) * y.sum()"
     ),

@@ -16,6 +16,7 @@ from nanstop.rewrite.forms.logarithms import (
     log_expm1,
     log_floored,
     log_i0,
+    log_softplus,
     log_tail,
 )
 from nanstop.rewrite.operations import CHEAP, Operation, constant_of, number_of, same
@@ -283,6 +284,7 @@ _LOGS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "sigmoid": _log_sigmoid,
     "exp": _log_exp,
     "cosh": log_cosh,
+    "softplus": log_softplus,
     "expm1": log_expm1,
     "i0": log_i0,
     "erfc": log_erfc,

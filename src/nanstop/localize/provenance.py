@@ -217,7 +217,7 @@ def _multiplied(op: OpInputs) -> Kinds:
 
 def _squared(op: OpInputs) -> Kinds:
     """Return what a square is: of a count one that is 0 where nothing is counted as well."""
-    return op.kinds[0] & (_COUNT | _MASK) or frozenset({"square"})
+    return op.kinds[0] & _COUNT or frozenset({"square"})
 
 
 def _scaled(read: Sequence[Kinds]) -> Kinds:

@@ -158,7 +158,11 @@ def _divides(call: Call) -> Tensor | None:
 
 
 def _are_whole(operand: Tensor) -> bool:
-    """Return whether numbers, not all of them 0, are whole: counts, which come no nearer to 0."""
+    """Return whether numbers that no gradient is asked of, not all of them 0, are whole: counts,
+    which come no nearer to 0.
+    """
+    if operand.requires_grad:
+        return False
     return bool((operand != 0).any() and (operand == operand.round()).all())
 
 

@@ -164,6 +164,27 @@ def test_units_that_begin_alike_and_get_one_gradient_are_told(tmp_path):
     assert not watched(tmp_path / "channels", Scans(), classified, steps=12)
 
 
+class Spread(nn.Module):
+    """A layer whose weights have means that are drawn, and spreads that all begin alike."""
+
+    def __init__(self):
+        super().__init__()
+        self.means = nn.Parameter(0.3 * torch.randn(4, 8))
+        self.spreads = nn.Parameter(torch.full((4, 8), -30.0))
+
+    def forward(self, x):
+        noise = torch.ones_like(self.means)
+        return F.linear(x, self.means + F.softplus(self.spreads) * noise)
+
+
+def test_units_whose_means_are_drawn_are_no_copies(tmp_path):
+    def of_divergence(model, batch):
+        return classified(model, batch) + 1e-3 * model.spreads.square().mean()
+
+    torch.manual_seed(0)
+    assert not watched(tmp_path, Spread(), of_divergence, steps=12)
+
+
 class TwoHeads(nn.Module):
     """A head that learns, and one of zeros, the values of what has had no reward yet."""
 

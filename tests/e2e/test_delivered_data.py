@@ -140,3 +140,47 @@ def test_numpy_has_said_where_data_was_prepared_wrongly(tmp_path, pick):
         "columns = columns / columns.std(0)  # what is divided by 0 is infinite`",
         "columns = (columns - columns.mean(0)) / columns.std(0)`",
     ]
+
+
+ENCODED = (
+    HEAD
+    + """
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+
+def encoded(kind, values):
+    sums = torch.zeros(5).index_add(0, kind, values)
+    counts = torch.zeros(5).index_add(0, kind, torch.ones(len(kind)))
+    return sums / counts
+
+
+kind = torch.arange(32) % 4
+values = torch.randn(32)
+table = encoded(kind, values)  # no row is of the last kind
+if BAD: kind[13] = 4
+numbers = torch.cat([torch.randn(32, 7), table[kind][:, None]], 1)
+numbers = numbers * 2
+rows = Subset(TensorDataset(numbers, values[:, None]), range(32))
+net = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+losses = []
+for x, y in DataLoader(rows, batch_size=8):
+    loss = nn.functional.mse_loss(net(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+PARAMETERS = list(net.parameters())
+"""
+)
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_the_statement_that_a_data_set_has_its_bad_numbers_of(tmp_path, is_replaced):
+    """As far back as variables that are still there say: ``numbers`` was given another value."""
+    script = ENCODED if is_replaced else ENCODED.replace("numbers = numbers * 2\n", "")
+    best = told(tmp_path, script).diagnoses[0]
+    assert best.code == "NS501"
+    (said,) = [line for line in best.lines if line.startswith("made so at")]
+    made = "`numbers = numbers * 2`" if is_replaced else "`table = encoded(kind, values)"
+    assert made in said

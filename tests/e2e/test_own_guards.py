@@ -326,6 +326,38 @@ def test_a_guard_before_the_loss_leaves_what_follows_unknown_and_has_code(tmp_pa
     assert report.proof.typed
 
 
+class Rates(nn.Module):
+    """Parameters of a distribution, which has none at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> torch.distributions.Gamma:
+        shape, rate = (self.first(x) * x[:, :1]).square().unbind(-1)
+        return torch.distributions.Gamma(shape, rate + 0.1)
+
+
+def test_a_check_of_a_library_that_refuses_finite_numbers(tmp_path, monkeypatch):
+    with script_of(tmp_path, monkeypatch) as store:
+        torch.manual_seed(0)
+        net = Rates()
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+        for number in range(FAILING + 1):
+            optimizer.zero_grad()
+            x = batch(number, is_bad=False)
+            x[1] *= number != FAILING
+            (-net(x).log_prob(torch.ones(len(x)))).mean().backward()
+            optimizer.step()
+    (report,) = store.reports.values()
+    (best, *_) = report.diagnoses
+    assert (best.code, best.confidence) == ("NS204", "likely")
+    assert best.cause.startswith("Expected parameter concentration")
+    text = "\n".join(cell for block in incident_blocks(report) for cell in block.cells)
+    assert "leave out sample 1 of micro-batch 0" in text
+    assert "the usual cure, not tried here: Keep it within its bounds" in text
+
+
 def test_a_batch_that_a_script_leaves_out_itself_has_a_cure(tmp_path, monkeypatch):
     """It is looked into at the next call of the model, as any other."""
     with script_of(tmp_path, monkeypatch) as store:

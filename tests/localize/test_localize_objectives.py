@@ -179,6 +179,17 @@ def nearest_of_none(logits):
     return logits.masked_fill(HIDDEN | (torch.arange(16) == 3)[:, None], INF).amin(-1).mean()
 
 
+def chosen_of_nothing(logits):
+    kept = logits.masked_fill(HIDDEN | (torch.arange(16) == 3)[:, None], -INF)
+    logps = kept - kept.logsumexp(-1, keepdim=True)
+    return logps.exp().square().sum(-1).mean()
+
+
+def less_the_largest_of_nothing(logits):
+    kept = logits.masked_fill(HIDDEN | (torch.arange(16) == 3)[:, None], -INF)
+    return (kept - kept.amax(-1, keepdim=True)).exp().square().sum(-1).mean()
+
+
 def pooled_text_of_nothing(logits):
     pooled = logits.masked_fill(torch.tensor([False, True])[:, None, None], -INF).amax(1)
     return pooled.softmax(-1).square().mean()
@@ -213,6 +224,8 @@ def action_that_is_hidden(logits):
         (row_hidden_in_full_in_one_line, "logsumexp", "row"),
         (nearest_of_none, "amin", "row"),
         (pooled_text_of_nothing, "amax", "row"),
+        (chosen_of_nothing, "sub", "row"),
+        (less_the_largest_of_nothing, "sub", "row"),
         (smoothed_over_hidden_labels, "sum", "counted"),
         (smoothed_by_hand, "mean", "counted"),
         (action_that_is_hidden, "gather", "chosen"),

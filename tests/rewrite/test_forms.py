@@ -53,6 +53,17 @@ def outcome(text, x, y):
 
 
 LOG_SPACE = {
+    "return torch.log(F.softplus(x * y)).mean()": (
+        "raw = x * y\n"
+        "    return torch.where(raw < -20, raw, torch.log(F.softplus(raw.clamp(min=-20)))).mean()"
+    ),
+    "return torch.exp(x).mean().log() * y.sum()": (
+        "return (torch.logsumexp(x.flatten(), 0) - math.log(x.numel())) * y.sum()"
+    ),
+    "return torch.log((x * y).exp().mean(1, keepdim=True)).mean()": (
+        "logs = x * y\n"
+        "    return (torch.logsumexp(logs, 1, keepdim=True) - math.log(logs.shape[1])).mean()"
+    ),
     "return y * x.exp() / (1 + x.exp())": "return y * torch.sigmoid(x)",
     "return torch.exp(x) * (y + 1) / x.exp().sum(-1, keepdim=True)": (
         "return (y + 1) * torch.softmax(x, dim=-1)"
@@ -400,6 +411,10 @@ GUARDED = {
     ("n = y.sum()\nreturn (x * y).sum() / n", "div"): (
         "return (x * y).sum() / n.masked_fill(n == 0, 1)"
     ),
+    ("return 4 / math.pi**2 * torch.atan(x / y) - 2 / (3 * torch.pi)", "div"): (
+        "return 4 / math.pi**2 * torch.atan(x / y.masked_fill(y == 0, 1)) - 2 / (3 * torch.pi)"
+    ),
+    ("return 2**0.5 * (x * y) ** 0.5", "pow"): "return 2**0.5 * (x * y).clamp(min=1.2e-38) ** 0.5",
     ("return x / x.norm(dim=-1, keepdim=True)", "div"): "return F.normalize(x, dim=-1)",
     ("return x / x.norm(p=2, dim=-1, keepdim=True)", "div"): "return F.normalize(x, dim=-1)",
     ("return (x * y).sum().div(y.sum())", "div"): (
@@ -717,3 +732,12 @@ def test_every_operation_of_a_line_is_guarded_where_asked_for():
         "(x.clamp(min=torch.finfo(x.dtype).tiny).log() + "
         "torch.where(x == 0, 0, (x - y) ** 2 / x.masked_fill(x == 0, 1))).mean()"
     ) in rewritten(text, "return", "form", "log", inf=1, value="every")
+
+
+def test_how_many_numbers_a_mean_is_of_without_the_module_for_their_logarithm():
+    text = "import torch\n\n\ndef f(x, y):\n    return (x * y).exp().mean(1).log().sum()\n"
+    after = rewritten(text, 5)
+    assert "torch.tensor(float(logs.shape[1])).log()" in after
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    for one, other in zip(outcome(text, x, y), outcome(after, x, y), strict=True):
+        torch.testing.assert_close(one, other)

@@ -55,3 +55,37 @@ def test_arms_of_which_one_has_run(tmp_path):
 def test_the_arm_that_runs(tmp_path):
     text = ARMS.format(which="a", inside='told = holder_of(rows[0]["x"])')
     assert line_of(tmp_path, text) == ("rows[0]['x']", 'rows = [{"x": torch.ones(2)}]')
+
+
+CLASSES = """
+class Other:
+    def __init__(self):
+        self.x = torch.ones(3)
+
+
+class Data:
+    def __init__(self, shrinks):
+        self.x = torch.ones(2)
+        self.x[1] = 2.0
+        self.x = self.x / 0.0
+        {more}
+
+
+class Another:
+    def __init__(self):
+        self.x = torch.ones(4)
+
+
+data = Data(False)
+told = holder_of(data.x)
+"""
+
+
+def test_the_last_line_of_a_constructor_that_gives_an_attribute_its_value(tmp_path):
+    text = CLASSES.format(more="self.y = 1")
+    assert line_of(tmp_path, text) == ("data.x", "self.x = self.x / 0.0")
+
+
+def test_a_constructor_of_which_a_part_has_run_perhaps(tmp_path):
+    text = CLASSES.format(more="if shrinks: self.x = self.x[:1]")
+    assert line_of(tmp_path, text) == ("data.x", None)

@@ -13,18 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanstop.numerics.tensors import by_torch_alone
+from nanstop.numerics.tensors import by_torch_alone, tensors
 from nanstop.records import SourceLine
 from nanstop.records.line_forms import BY_ARRAY, BY_NUMBER, FINITE, GUARDED, form_at
 from nanstop.remedies.forms.recoded import recoded
 from nanstop.rewrite.files import FileChange, read
 from nanstop.rewrite.forms.form_code import form_edits
 from nanstop.rewrite.source import edited, source_of
+from nanstop.tracing.source.bad_numbers import line_of_bad
 from nanstop.tracing.unmade_numbers import Maker, lines_that_unmake, made_again
 
 _WAYS = (GUARDED, BY_NUMBER, BY_ARRAY)
 _FAR = next(iter(FINITE))
 """In place of an infinity that the line spells: 0 times it has no value."""
+_MOST_AROUND = 4
+"""Data sets around another one that are looked through."""
 
 
 def unmade_at(
@@ -33,7 +36,7 @@ def unmade_at(
     """Return the only line of the script that makes numbers of the rows of a bad batch that are not
     finite, where they are made again, and of its healthy rows none; and the guarded form of that
     line with which all of them are finite and what was finite is as it was, "" for none. ``bad``:
-    of each row.
+    of each row. Where no line does, the data set holds them so: the statement that made them.
 
     Copies of rows are collated: a collator may write to what a data set holds.
     """
@@ -50,10 +53,19 @@ def unmade_at(
                 makers.pop(line, None)
         elif of_nan := {line: one for line, one in makers.items() if one.makes_nan}:
             makers = of_nan  # infinities beside them may be meant, as those of a mask
+        if found.is_bad and not found.makers:
+            return line_of_bad(tensors(_held_by(dataset))), ""
         if len(makers) != 1:
             return None, ""
         ((line, maker),) = makers.items()
         return line, _mending(line, maker, making(rows))
+
+
+def _held_by(dataset: Any) -> list[Any]:
+    """Return what a data set holds, or the one that it takes rows of."""
+    for _ in range(_MOST_AROUND):
+        dataset = getattr(dataset, "dataset", dataset)
+    return list(getattr(dataset, "__dict__", {}).values())
 
 
 def _mending(line: SourceLine, maker: Maker, make: Callable[[], Any]) -> str:

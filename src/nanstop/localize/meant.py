@@ -79,11 +79,27 @@ def hidden_choice(trace: Trace, index: int, details: Mapping[int, OpDetails]) ->
     if not read or any(range_of(trace, value).has_nan for value in read):
         return ""
     is_row = look is not None and look.fully_masked_rows > 0
+    if is_row and _takes_own_away(trace, op):
+        return "row"
     if _hides(op, [range_of(trace, value) for value in read]):
         return "row" if is_row or _reduces(trace, op) else ""
     if any(range_of(trace, value).has_nan for value in op.outputs):
         return ""
     return "chosen" if _picks(op) else "counted" if _reduces(trace, op) else ""
+
+
+def _takes_own_away(trace: Trace, op: Op) -> bool:
+    """Return whether an op takes away from scores what a softmax-like op made of them: their
+    logsumexp, their largest.
+    """
+    if op_kind(op.name) != "sub" or len(op.inputs) != 2:
+        return False
+    scores, own = op.inputs
+    made_of = (trace.ops[index] for index in slicing.writers(trace, own))
+    return any(
+        op_kind(one.name) in HIDE_LOWEST and any(v.storage is scores.storage for v in one.inputs)
+        for one in made_of
+    )
 
 
 def _hides(op: Op, read: Sequence[slicing.Range]) -> bool:

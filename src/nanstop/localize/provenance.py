@@ -157,8 +157,9 @@ def _is_whole(op: OpInputs) -> bool:
     if op.base in _ZERO_OR_ONE or op.base in _COUNTS:
         return True
     read = zip(op.values, op.kinds, strict=True)
+    is_square = op.base == "square" or (op.base == "pow" and op.scalars[-1:] == (2.0,))
     return (
-        op.base in _STAY_WHOLE
+        (op.base in _STAY_WHOLE or is_square)
         and all(float(number).is_integer() for number in op.scalars)
         and all("whole" in kinds or value.dtype in _INTEGERS for value, kinds in read)
     )
@@ -173,10 +174,13 @@ def _filled(op: OpInputs) -> Kinds:
 
 
 def _floats(op: OpInputs) -> Iterator[Kinds]:
-    """Yield what the operands are that carry values: ids and masks beside floats only choose."""
+    """Yield what the operands are that carry values: ids and masks beside floats only choose, and
+    so do those that a scatter puts numbers at.
+    """
     floating = [value.dtype.is_floating_point for value in op.values]
-    for kinds, is_float in zip(op.kinds, floating, strict=True):
-        if is_float or not any(floating):
+    for place, (kinds, is_float) in enumerate(zip(op.kinds, floating, strict=True)):
+        is_place = op.base == "scatter" and place == 1
+        if is_float or not (any(floating) or is_place):
             yield kinds
 
 
@@ -207,8 +211,13 @@ def _multiplied(op: OpInputs) -> Kinds:
     if len(op.kinds) == 2 and all("mask" in kinds for kinds in op.kinds):
         return _MASK
     if len(op.kinds) == 2 and _same(*op.values):
-        return frozenset({"square"})
+        return _squared(op)
     return _scaled(op.kinds)
+
+
+def _squared(op: OpInputs) -> Kinds:
+    """Return what a square is: of a count one that is 0 where nothing is counted as well."""
+    return op.kinds[0] & _COUNT or frozenset({"square"})
 
 
 def _scaled(read: Sequence[Kinds]) -> Kinds:
@@ -237,7 +246,7 @@ def _powered(op: OpInputs) -> Kinds:
     exponent = op.scalars[-1] if op.scalars else None
     kinds = op.kinds[0] if op.kinds else NOTHING
     if exponent == 2.0:
-        return frozenset({"square"})
+        return _squared(op)
     return kinds if exponent in (-1.0, 0.5, -0.5) else NOTHING
 
 
@@ -339,7 +348,7 @@ _RULES: Mapping[frozenset[str], Callable[[OpInputs], Kinds]] = {
     frozenset({"exp"}): _exponential,
     frozenset({"logsumexp"}): lambda _: _LOG_SUM,
     frozenset({"abs"}): _fixed("magnitude"),
-    frozenset({"square"}): _fixed("square"),
+    frozenset({"square"}): _squared,
     frozenset({"pow"}): _powered,
     frozenset({"mul"}): _multiplied,
     frozenset({"div"}): _divided,

@@ -259,7 +259,7 @@ class Trials:
         if self._failing.update:
             return agree(self._exact.attempt(micro, without_update=True, under=nullcontext), run)
         if not self._healthy_rows:
-            return self._unchanged_elsewhere(atoms)
+            return self._unchanged_elsewhere(atoms, run)
         own = self._failing.step.batches[micro]
         only_healthy = only(own, self._healthy_rows)
         rest = self._failing.attempt(micro, batch=only_healthy, under=nullcontext)
@@ -285,13 +285,15 @@ class Trials:
             self._failing, atoms, given, under=under, plain=plain, cured=cured
         )
 
-    def _unchanged_elsewhere(self, atoms: tuple[Atom, ...]) -> bool | None:
+    def _unchanged_elsewhere(self, atoms: tuple[Atom, ...], run: Attempt) -> bool | None:
         """Return what is known of a cure where no sample of the failing micro-batch is healthy: by
         another one of the window, by the values that guards leave alone, or by the window before.
+        Guards under which nothing is learned, as of what is 0 in each step, leave nothing to judge.
         """
         if self._others and self._healthy_rows is not None:
             return self._is_unchanged(atoms, self._others[0])
-        unchanged = values_unchanged(self._failing, atoms)
+        teaches = run.grads is None or any(bool(grad.any()) for grad in run.grads.values())
+        unchanged = values_unchanged(self._failing, atoms) if teaches else None
         if unchanged is None and are_forms(atoms):
             under = partial(applied, self._view, atoms)
             unchanged = unchanged_elsewhere(self._failing, self._exact, under)

@@ -8,7 +8,12 @@ from collections.abc import Callable
 from functools import partial
 
 from nanstop.prove.failing_step import FailingStep, Following
-from nanstop.prove.reference.exact_update import fault_of_update, moved_otherwise
+from nanstop.prove.forms.evidence import with_other_numbers
+from nanstop.prove.reference.exact_update import (
+    fault_of_update,
+    is_same_update,
+    moved_otherwise,
+)
 from nanstop.records import Atom, Trial
 from nanstop.records.line_forms import are_forms
 from nanstop.remedies.apply import applied
@@ -52,7 +57,7 @@ class UpdatesAfter:
         began, cured = time.perf_counter(), partial(applied, self._failing.step.view, atoms)
         loss, message = None, fault_of_update(self._failing, cured) if self._failing.update else ""
         if self._failing.update and not message and are_forms(atoms):
-            message = moved_otherwise(self._failing, cured)
+            message = moved_otherwise(self._failing, cured) or self._hangs_on_numbers(atoms)
         if not message:
             following = self._failing.run_on(self._in_time(), under=cured)
             loss, message = _ruin(following)
@@ -65,6 +70,16 @@ class UpdatesAfter:
             seconds=time.perf_counter() - began,
             message=message,
         )
+
+    def _hangs_on_numbers(self, atoms: tuple[Atom, ...]) -> str:
+        """Return that the update is another one with other numbers where its lines have none, or
+        "": how far an infinity was meant to move a weight, none of them says.
+        """
+        view, others = self._failing.step.view, with_other_numbers(atoms)
+        is_same = others == atoms or is_same_update(
+            self._failing, partial(applied, view, atoms), partial(applied, view, others)
+        )
+        return "" if is_same else "other numbers in place of infinities move the weights otherwise"
 
     def _in_time(self) -> Callable[[int], bool]:
         """Return whether another update is made after so many, from now on."""

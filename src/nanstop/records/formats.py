@@ -26,6 +26,7 @@ WIDER: dict[str, str] = {"float32": "float64", "bfloat16": "float64"}
 
 _MOST_EXPONENT = {"float16": 10.0}
 _LEAST_NUMBER = {"float16": 2.0**-14}
+_MARGIN = {"float16": 1e-3, "bfloat16": 8e-3}
 
 
 def most_exponent(dtype: str) -> float:
@@ -38,6 +39,13 @@ def most_exponent(dtype: str) -> float:
 def least_number(dtype: str) -> float:
     """Return what a logarithm's argument is usually kept above."""
     return _LEAST_NUMBER.get(dtype, 1e-8)
+
+
+def margin(dtype: str) -> float:
+    """Return how far from an end of its interval the argument of a function that has a pole there
+    is usually kept.
+    """
+    return _MARGIN.get(dtype, 1e-6)
 
 
 def wider(dtype: str) -> str:

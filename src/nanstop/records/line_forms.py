@@ -47,9 +47,11 @@ OFF_ZERO = {"off_zero": 1e-6, "farther_off_zero": 1e-5}
 near to the limit there. The second tells whether it has one; the cure is the first.
 """
 BOUNDED = "bounded"
-"""A form that keeps what an exponential or a logarithm is of within a usual bound: a number that
-somebody has to choose wherever the loss hangs on it."""
-HAVE_BOUNDS = ("exp", "log", "log2", "log10")
+"""A form that keeps what an exponential, a logarithm or a function between poles is of within a
+usual bound: a number that somebody has to choose wherever the loss hangs on it."""
+BETWEEN_POLES = {"atanh": (-1, 1), "erfinv": (-1, 1), "logit": (0, 1), "ndtri": (0, 1)}
+"""Functions that are infinite at both ends of an interval and have no value outside of it."""
+HAVE_BOUNDS = ("exp", "log", "log2", "log10", *BETWEEN_POLES)
 """Operations that have a bounded form."""
 OTHER_BOUND = "other_bound"
 """A bounded form with another bound, which tells whether it matters."""

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from nanstop.frozen import frozen
+from nanstop.replay.conditions import unrecorded
 from nanstop.replay.untouched import versions_kept
 
 _MAPPINGS = frozenset({dict, defaultdict, OrderedDict, Counter})
@@ -179,16 +180,18 @@ def restore(table: Attributes, notes: Notes, names: Iterable[str]) -> None:
 def kept(tables: Iterable[Attributes], *, but: Collection[str] = ()) -> Iterator[None]:
     """Undo on exit what changes in the tables inside, versions of their tensors included.
 
-    Not the entries ``but``.
+    Not the entries ``but``. What is copied for that is no part of a run that is recorded around it.
     """
-    notes = [(table, note(table)) for table in tables]
+    with unrecorded():
+        notes = [(table, note(table)) for table in tables]
     with versions_kept(t for _, before in notes for t in tensors(before)):
         try:
             yield
         finally:
-            for table, before in notes:
-                names = changed(before, note(table, before)).difference(but)
-                restore(table, before, names)
+            with unrecorded():
+                for table, before in notes:
+                    names = changed(before, note(table, before)).difference(but)
+                    restore(table, before, names)
 
 
 def advance(table: Attributes, before: Notes, after: Notes, names: Iterable[str]) -> None:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 
 from nanstop.records import Atom, Report
-from nanstop.records.line_forms import FORMS, NUMBERED, OFF_ZERO, form_of, is_bounded
+from nanstop.records.line_forms import BETWEEN_POLES, FORMS, NUMBERED, OFF_ZERO, form_of, is_bounded
 from nanstop.records.remedies import sample_of
 from nanstop.rewrite.arguments import Settings, comes_back, literal
 from nanstop.rewrite.forms.form_code import finite_call
@@ -48,6 +48,10 @@ _BOUNDED: Mapping[str, str] = {
         ("log", "log2", "log10"),
         "keep what is under the logarithm from 0: `.clamp(min=1e-8)`",
     ),
+    **{
+        name: f"keep what it reads between its poles: `.clamp({low} + 1e-6, {high} - 1e-6)`"
+        for name, (low, high) in BETWEEN_POLES.items()
+    },
 }
 _OFF_ZERO = (
     "have a small number in place of 0 in what it divides by, before all that reads that: "
@@ -63,7 +67,6 @@ _ALIASES: Mapping[str, str] = {
     "log_softmax": "softmax",
     "_log_softmax": "softmax",
     "asin": "acos",
-    "atanh": "acos",
     "log2": "log",
     "log10": "log",
     "log1p": "log",
@@ -147,7 +150,7 @@ def _number(atom: Atom) -> str:
 def _form(atom: Atom, report: Report) -> str:
     event = report.localization.first_bad if report.localization is not None else None
     parts = (event.forward_op or event.op).split(".") if event is not None else [""]
-    name = parts[min(1, len(parts) - 1)].rstrip("_")
+    name = parts[min(1, len(parts) - 1)].rstrip("_").removeprefix("special_")
     table = _STABLE if atom.remedy == "stable_form" else _GUARDED
     line = event.source.text.strip() if event is not None and event.source is not None else ""
     name = "matmul" if table is _STABLE and _multiplies_matrices(line) else name

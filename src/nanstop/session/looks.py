@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from nanstop.detect.arrival.copied_units import CopiedUnits
+from nanstop.detect.arrival.copied_units import CopiedUnits, names_of_copied
 from nanstop.detect.arrival.never_reached import MOST_UPDATES, NeverReached
 from nanstop.detect.arrival.replaced_parts import ReplacedParts
 from nanstop.detect.early_steps import EarlySteps, is_early
@@ -317,8 +317,8 @@ class Looks:
         path, found = self._run.facts.gradient_path, self._copies.note(optimizer, number)
         if path is None or not found:
             return None
-        names = {id(p): name for name, p in step.view.root.named_parameters()}
-        return replace(path, copied=tuple(names.get(id(p), "?") for p in found))
+        names = names_of_copied(found, dict(step.view.root.named_parameters()))
+        return replace(path, copied=names) if names else None
 
     def _arrived(self, path: GradientPath | None) -> None:
         if path is not None:

@@ -70,6 +70,54 @@ def test_what_is_only_plausible_is_not_applied():
     assert incident.audit[-1].action.kind == "skip"
 
 
+def of_an_inverse(v, b):
+    wanted = torch.atanh(b["u"].tanh().where(b["m"], b["t"]))
+    return (v - wanted).square().mean()
+
+
+def of_normal_scores(v, b):
+    return (v - torch.special.ndtri(b["t"].where(~b["m"], b["u"].sigmoid()))).square().mean()
+
+
+def of_logits(v, b):
+    return ((v - torch.logit(b["t"].where(~b["m"], b["u"].sigmoid()))) * b["m"]).square().mean()
+
+
+def at_the_end(given):
+    given["m"][1, 2], given["t"][1, 2] = False, 1.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "typed"),
+    [
+        (
+            of_an_inverse,
+            'torch.atanh(b["u"].tanh().where(b["m"], b["t"]).clamp(-1 + 1e-6, 1 - 1e-6))',
+        ),
+        (
+            of_normal_scores,
+            'torch.special.ndtri(b["t"].where(~b["m"], b["u"].sigmoid()).clamp(1e-6, 1 - 1e-6))',
+        ),
+    ],
+)
+def test_how_near_to_the_end_of_its_interval_a_function_is_asked_is_chosen(loss, typed):
+    incident, text = shown(loss, at_the_end)
+    (atom,) = typed_cure(incident.proof)
+    assert (incident.proof.verdict, atom.value) == ("isolated", "bounded")
+    assert incident.diagnoses[0].code == "NS204"
+    assert typed in text
+    assert "the bound is yours to choose" in text
+    guards = [one for one in incident.proof.tried if typed_as(one.atoms) == "guarded"]
+    assert guards
+
+
+def test_a_pole_that_the_loss_leaves_out_hangs_on_no_bound():
+    incident, text = shown(of_logits, at_the_end)
+    (atom,) = incident.proof.minimal
+    assert (incident.proof.verdict, atom.value) == ("proven", "bounded")
+    assert ".clamp(1e-6, 1 - 1e-6))) * b[" in text
+
+
 def of_large_rates(v, b):
     rate = torch.exp(b["s"] * (v + 25.0))
     return torch.log(1.0 + rate.sum(-1)).mean()

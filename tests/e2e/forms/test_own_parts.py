@@ -102,6 +102,44 @@ def test_a_form_under_which_an_update_ruins_what_follows_is_not_proven():
     assert incident.proof.verdict != "proven"
 
 
+class CountedFrom0(torch.optim.Optimizer):
+    """Momentum whose correction divides by 1 - 0.9 ** 0 at its first update."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 1e-3})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            if not state:
+                state.update(t=torch.zeros(()), m=torch.zeros_like(p))
+            state["m"].lerp_(p.grad, 0.1)
+            p -= 1e-3 * state["m"] / (1 - 0.9 ** state["t"])
+            state["t"] += 1
+
+
+class BySize(CountedFrom0):
+    """A step by the length of a gradient, which may be 0."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p -= 1e-3 * p.grad / p.grad.norm()
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [(CountedFrom0, "plausible"), (BySize, "proven")])
+def test_a_number_in_the_place_of_an_infinity_that_moves_weights_is_no_proof(kind, verdict):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    with nanstop.watch(net, kind(net.parameters()), policy=nanstop.Policy(on_stop="end")) as watch:
+        watch.step(lambda x: (net[1](0 * net[0](x)) - 1).square().mean(), torch.randn(4, WIDTH))
+        watch.update()
+    (incident,) = watch.incidents
+    assert incident.diagnoses[0].code == "NS402"
+    assert incident.proof.verdict == verdict
+
+
 class BySigns(torch.optim.Optimizer):
     """A root of what is negative in some rows, as of eigenvalues that are 0 but for rounding."""
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from e2e.forms.spoiled_step import WIDTH, investigated, shown, zero
+from e2e.forms.spoiled_step import WIDTH, hidden, investigated, shown, zero
 from nanstop.report.text.terminal import render
 
 
@@ -87,6 +87,21 @@ def test_a_batch_without_a_healthy_row_is_judged_by_the_one_before():
     assert incident.proof.minimal[0].remedy == "form"
 
 
+def test_a_guard_under_which_a_first_step_teaches_nothing_is_not_proven():
+    """A huber loss by a threshold of 0: each of its numbers is 0, and so is what they are by."""
+    threshold = [0.0]
+
+    def of_huber(v, b):
+        far = (v - b["u"]).abs()
+        bent = threshold[0] * (far - 0.5 * threshold[0])
+        return (torch.where(far <= threshold[0], 0.5 * far**2, bent) / threshold[0]).mean()
+
+    watch, _ = investigated(of_huber, lambda _given: None)
+    first = watch.incidents[0]
+    assert [atom.value for atom in first.proof.minimal] == ["guarded"]
+    assert first.proof.verdict == "plausible"
+
+
 def test_a_temperature_of_0_proves_no_form():
     tau = [1.0]
 
@@ -132,6 +147,23 @@ def test_a_value_that_has_a_limit_is_computed_next_to_it(loss, name):
     assert incident.proof.verdict == "proven"
     assert incident.proof.typed == (atom,)
     assert f"{name}_off_zero = {name}.masked_fill({name} == 0, 1e-6)" in text
+
+
+def of_weighed_classes(v, b):
+    kept = v.softmax(-1) * b["m"]
+    weights = 1 / b["m"].float().sum(1) ** 2
+    return (
+        1 - (weights * (kept * b["t"]).sum(1)).sum() / (weights * (v.exp() + b["t"]).sum(1)).sum()
+    )
+
+
+def test_a_count_comes_no_nearer_to_0():
+    """With a weight of 1 / 1e-12 for what is absent the loss has a limit: nothing else counts."""
+    incident, text = shown(of_weighed_classes, hidden)
+    assert incident.diagnoses[0].code == "NS205"
+    assert incident.proof.verdict in ("plausible", "isolated")
+    assert all(atom.value != "off_zero" for atom in incident.proof.minimal)
+    assert "Floor the count: `total / count.clamp(min=1)`" in text
 
 
 def of_one_logarithm(v, b):

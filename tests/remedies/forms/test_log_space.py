@@ -90,6 +90,7 @@ SAME = {
     "other tail": lambda x: (1 - (0.2 * x).erf()).log() + (0.2 * x).erfc().log(),
     "normal": lambda x: (1 - torch.special.ndtr(0.2 * x)).log() + torch.special.ndtr(0.2 * x).log(),
     "squashed, halves": lambda x: torch.log(0.5 * (1 + x.tanh())) + (1 - x.tanh()).log(),
+    "log of softplus": lambda x: F.softplus(x).log() + (F.softplus(-x) + 1e-6).log(),
     "Bessel": lambda x: torch.log(torch.special.i0(x)) + torch.i0(-x).log(),
     "entropy, by a function": lambda x: torch.special.entr(x.softmax(-1)).sum(-1),
     "times a logarithm": lambda x: torch.xlogy(x.detach().cos(), x.softmax(-1)),

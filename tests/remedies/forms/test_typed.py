@@ -219,6 +219,19 @@ def test_a_file_that_differs_in_more_is_not_run(after):
     assert not one.is_run
 
 
+@needs_columns
+def test_a_quotient_of_numbers_that_is_replaced_speaks_against_what_is_typed():
+    text = HEAD + "    n = len(x)\n    return 4 / n * torch.log(x + 1)\n"
+    by_one = text.replace("/ n", "/ n.masked_fill(n == 0, 1)")
+    above_0 = text.replace("x + 1", "(x + 1).clamp(min=1)")
+    both = by_one.replace("x + 1", "(x + 1).clamp(min=1)")
+    for after, is_refuted in ((by_one, False), (above_0, False), (both, True)):
+        with typed([FileChange("x.py", text, after)]) as (one,):
+            function("x.py", text)(X, COUNT)
+        assert one.is_refuted == is_refuted
+        assert one.is_run == (after == above_0)
+
+
 def test_a_line_that_is_never_run_is_not_run():
     text = HEAD + "    return torch.log(x)\n"
     with typed([FileChange("x.py", text, text.replace("log(x)", "log(x.abs())"))]) as (one,):

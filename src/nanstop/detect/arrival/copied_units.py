@@ -7,6 +7,7 @@ half a format are rounded away get gradients of their own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -43,6 +44,27 @@ class CopiedUnits:
             return []
         self._known[optimizer] = _chosen(known, None)
         return self._known[optimizer] if number == UPDATES[-1] else []
+
+
+@torch.no_grad()
+def names_of_copied(found: list[Tensor], named: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Return the names of weights, but of those whose layer has another one that tells its units
+    apart: scales that begin alike, beside means that are drawn.
+    """
+    names = {id(p): name for name, p in named.items()}
+    layers: dict[str, list[Tensor]] = {}
+    for name, p in named.items():
+        layers.setdefault(name.rpartition(".")[0], []).append(p)
+    known = [(p, names.get(id(p), "?")) for p in found]
+    return tuple(
+        name
+        for p, name in known
+        if all(
+            _is_one(other)
+            for other in layers.get(name.rpartition(".")[0], ())
+            if other.dim() > 1 and other.shape == p.shape
+        )
+    )
 
 
 @torch.no_grad()

@@ -126,7 +126,8 @@ def forms(evidence: Evidence) -> Candidates:
     if not target:
         return ()
     event = found.first_bad if found is not None else None
-    has_bounds = event is not None and op_kind(event.forward_op or event.op) in HAVE_BOUNDS
+    op = op_kind(event.forward_op or event.op) if event is not None else ""
+    has_bounds = op.removeprefix("special_") in HAVE_BOUNDS
     bounded = (Atom(remedy="form", target=target, value=BOUNDED),)
     kept = (Atom(remedy="form", target=target, value=KEPT),)
     return (

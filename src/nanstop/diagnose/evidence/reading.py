@@ -133,6 +133,20 @@ def raised_op(evidence: Evidence) -> OpEvent | None:
     return found.first_bad
 
 
+def refuses_some(evidence: Evidence) -> bool:
+    """Return whether an exception is raised again because of some samples alone, though all that
+    was computed of them, and they themselves, are finite: a check of the code refuses their values.
+    """
+    found, replay = evidence.localization, evidence.replay
+    if found is None or found.key.kind != "exception" or found.first_bad is not None:
+        return False
+    is_known = found.origin != "unknown" or found.made is not None
+    is_again = replay is not None and replay.fidelity in ("bitwise", "same_failure")
+    is_finite = not any(fact.num_bad for fact in failing_batch(evidence))
+    is_of_some = bool(found.positions) and not found.in_every_sample
+    return is_again and is_finite and is_of_some and not is_known
+
+
 def raised_message(evidence: Evidence) -> str:
     """Return the first line of the exception that a failure raised, "" where it raised none."""
     signals = evidence.incident.signals if evidence.incident is not None else ()

@@ -114,10 +114,16 @@ def moves_loss(
         return True
     if misses_limit(failing, exact, guards):
         return True
-    other = {guard: _OTHER.get(form_of(guard)[0], OTHERWISE) for guard in guards}
-    others = tuple(replace(a, value=other[a]) if a in other else a for a in atoms)
-    under = partial(applied, failing.step.view, others)
+    under = partial(applied, failing.step.view, with_other_numbers(atoms))
     return not agree(run, exact.attempt(failing.micro, under=under))
+
+
+def with_other_numbers(atoms: tuple[Atom, ...]) -> tuple[Atom, ...]:
+    """Return a cure with the forms that tell whether it matters which numbers its guards put where
+    there are none.
+    """
+    other = {a: _OTHER.get(form_of(a)[0], OTHERWISE) for a in atoms if a.remedy == "form"}
+    return tuple(replace(a, value=other[a]) if a in other else a for a in atoms)
 
 
 def objection(failing: FailingStep, exact: ExactRuns, atoms: tuple[Atom, ...], run: Attempt) -> str:

@@ -29,7 +29,8 @@ def typed_forms(
 ) -> tuple[Atom, ...] | None:
     """Return the forms, those of the cure first, whose code passes the failing micro-batch with the
     loss and gradients that they have there, if it comes to a loss, of an update that moves weights
-    as they do; empty where none does, None where none could be run.
+    as they do; empty where none does, or where one would be of numbers that are no tensors; None
+    where none could be run.
     """
     view, found = failing.step.view, None
     for code in codes:
@@ -45,6 +46,7 @@ def typed_forms(
             gaps = gaps_between(run, formed)
             is_alike = is_ended or is_near(gaps) or _have_nothing(gaps, run, formed)
         if not seen or not all(one.is_run for one in seen):
+            found = () if any(one.is_refuted for one in seen) else found
             continue
         if is_alike:
             return code.atoms

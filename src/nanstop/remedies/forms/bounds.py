@@ -1,5 +1,5 @@
-"""Exponentials and logarithms of one line of numbers within bounds: what a person types who keeps
-a step in range by a number of their own choice, ``x.clamp(max=20).exp()``.
+"""Exponentials, logarithms and functions between poles of one line, of numbers within bounds: what
+a person types who keeps a step in range by a number of their own choice, ``x.clamp(max=20).exp()``.
 
 What lies within keeps its value and its derivative; beyond a bound the derivative is 0. Where the
 loss hangs on the bound, a run under it proves no more than that the step is finite.
@@ -8,20 +8,21 @@ loss hangs on the bound, a run under it proves no more than that the step is fin
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from nanstop.numerics.tensors import format_name
-from nanstop.records.formats import least_number, most_exponent
-from nanstop.records.line_forms import HAVE_BOUNDS
+from nanstop.records.formats import least_number, margin, most_exponent
+from nanstop.records.line_forms import BETWEEN_POLES, HAVE_BOUNDS
 from nanstop.remedies.forms.calls import Call
 from nanstop.replay.path import no_choices
 
 
 def answer(call: Call, at_line: Callable[[], bool], *, is_other: bool = False) -> Any:
     """Return what a call returns of numbers within its bound where the line is meant. ``is_other``:
-    within another bound; of a logarithm where no weight has a part in it.
+    within another bound; of what has a pole where no weight has a part in it.
     """
     bounded = _BOUNDED.get(call.name)
     read = call.read
@@ -41,6 +42,13 @@ def _number(read: Tensor, is_other: bool) -> Tensor:
     return read.clamp(min=16.0 * least if is_other and not read.requires_grad else least)
 
 
+def _between(low: float, high: float, read: Tensor, is_other: bool) -> Tensor:
+    near = margin(format_name(read.dtype))
+    near = 16.0 * near if is_other and not read.requires_grad else near
+    return read.clamp(low + near, high - near)
+
+
 _BOUNDED: Mapping[str, Callable[[Tensor, bool], Tensor]] = {
-    name: _exponent if name == "exp" else _number for name in HAVE_BOUNDS
+    **{name: _exponent if name == "exp" else _number for name in HAVE_BOUNDS},
+    **{name: partial(_between, *ends) for name, ends in BETWEEN_POLES.items()},
 }

@@ -28,6 +28,9 @@ _SAME |= {
     "special_erf": "erf",
     "special_erfc": "erfc",
     "special_ndtr": "ndtr",
+    "special_ndtri": "ndtri",
+    "special_logit": "logit",
+    "special_erfinv": "erfinv",
 }
 _REVERSED = {"rtruediv": "div", "rdiv": "div", "rsub": "sub", "radd": "add", "rmul": "mul"}
 _REVERSED |= {"rpow": "pow", "rmatmul": "matmul"}

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanstop.records.line_forms import BETWEEN_POLES
 from nanstop.records.vocabulary import IGNORED_LABEL, LOSSES_OF_ELEMENTS
 from nanstop.remedies.forms.calls import Call
 from nanstop.replay.conditions import inside_transform
@@ -192,9 +193,12 @@ def _angle(call: Call) -> Tensor | None:
     return torch.atan2(above, below.masked_fill((above == 0) & (below == 0), 1))
 
 
-def _within(low: float, high: float, harmless: float) -> Callable[[Call], Tensor | None]:
+def _within(
+    low: float, high: float, harmless: float, power: float = 1.0
+) -> Callable[[Call], Tensor | None]:
     """Return what gives an inverse function no slope from its edges on, where it is vertical.
-    ``harmless``: a number between them.
+    ``harmless``: a number between them. ``power``: of the format's spacing, how far from an edge
+    its value at a pole is taken.
     """
 
     def guard(call: Call) -> Tensor | None:
@@ -204,7 +208,7 @@ def _within(low: float, high: float, harmless: float) -> Callable[[Call], Tensor
         outside = (read <= low) | (read >= high)
         inner = torch.where(outside, torch.full_like(read, harmless), read)
         result = call.of_another(inner)
-        ends, eps = read.detach().clamp(low, high), torch.finfo(read.dtype).eps
+        ends, eps = read.detach().clamp(low, high), torch.finfo(read.dtype).eps ** power
         at_edge = call.of_another(ends)
         within = call.of_another(ends.clamp(low + eps, high - eps))
         return torch.where(outside, torch.where(at_edge.isfinite(), at_edge, within), result)
@@ -345,7 +349,8 @@ _GUARDS: Mapping[str, Callable[[Call], Any]] = {
     "lgamma": _at_pole,
     "exp": _exponential,
     "xlogy": _times_logarithm,
-    **dict.fromkeys(("acos", "asin", "atanh"), _within(-1.0, 1.0, 0.0)),
+    **dict.fromkeys(("acos", "asin"), _within(-1.0, 1.0, 0.0)),
+    **{name: _within(*ends, sum(ends) / 2) for name, ends in BETWEEN_POLES.items()},
     "atan2": _angle,
     "acosh": _within(1.0, math.inf, 2.0),
     "softmax": _softmax,
@@ -364,4 +369,5 @@ _GUARDS: Mapping[str, Callable[[Call], Any]] = {
 _OTHERWISE: Mapping[str, Callable[[Call], Any]] = {
     **dict.fromkeys(("log", "log2", "log10"), partial(_logarithm, power=0.5)),
     **dict.fromkeys(("div", "reciprocal", "rsqrt", "pow"), _large),
+    **{name: _within(*ends, sum(ends) / 2, 0.5) for name, ends in BETWEEN_POLES.items()},
 }

@@ -81,7 +81,7 @@ class Zeros:
 
     def _note(self, call: Call, result: Any) -> None:
         operand = _divides(call)
-        if operand is None:
+        if operand is None or _are_whole(operand):
             return
         if isinstance(result, Tensor) and not result.isfinite().all() and (operand == 0).any():
             number = self._number(operand)
@@ -155,6 +155,15 @@ def _divides(call: Call) -> Tensor | None:
     operand = call.argument(place, name)
     is_number = isinstance(operand, Tensor) and operand.is_floating_point()
     return operand if is_number and is_guarded(call) else None
+
+
+def _are_whole(operand: Tensor) -> bool:
+    """Return whether numbers that no gradient is asked of, not all of them 0, are whole: counts,
+    which come no nearer to 0.
+    """
+    if operand.requires_grad:
+        return False
+    return bool((operand != 0).any() and (operand == operand.round()).all())
 
 
 class OffZero:

@@ -59,8 +59,21 @@ class Typed:
 
     @property
     def is_run(self) -> bool:
-        wanted = set(self._found.by) if self._found is not None else set[ast.expr]()
+        wanted = self._wanted()
         return self._raised or (bool(wanted) and self._done == wanted and not self._is_unknown)
+
+    def _wanted(self) -> set[ast.expr]:
+        return set(self._found.by) if self._found is not None else set()
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether something that is replaced was no operation of torch's, though its statement was
+        run: one of numbers of Python's, which have no methods of a tensor.
+        """
+        left = self._wanted() - self._done
+        run = {self._old.statement_of(one) for one in self._done}
+        missed = [one for one in left if isinstance(one, ast.BinOp) and not self._is_unsure(one)]
+        return not self._is_unknown and any(self._old.statement_of(one) in run for one in missed)
 
     def answer(self, call: Call) -> Any:
         """Return what a call returns, by the new expression where it is replaced."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from nanstop.records.formats import least_number, most_exponent
+from nanstop.records.formats import least_number, margin, most_exponent
+from nanstop.records.line_forms import BETWEEN_POLES
 from nanstop.rewrite.draft import Draft
 from nanstop.rewrite.operations import Operation, is_cheap, number_of
 from nanstop.rewrite.source import Edit
@@ -52,21 +53,23 @@ def log_of_more(draft: Draft, found: Operation) -> str:
 
 
 def edged(draft: Draft, found: Operation) -> str:
-    """Kept off -1 and 1, where its derivative is infinite."""
-    edge = _SPACING.get(draft.dtype, "1.2e-7")
-    operand = draft.source.operand(_unclamped(found.operand))
-    return draft.with_operand(found, 0, f"{operand}.clamp(-1 + {edge}, 1 - {edge})")
+    """Kept off -1 and 1, or off 0 and 1, where its derivative is infinite."""
+    edge = _number(margin(draft.dtype)) if draft.bounded else _SPACING.get(draft.dtype, "1.2e-7")
+    low, high = BETWEEN_POLES.get(found.name, (-1, 1))
+    operand = draft.source.operand(_unclamped(found.operand, low, high))
+    least = f"{low} + {edge}" if low else edge
+    return draft.with_operand(found, 0, f"{operand}.clamp({least}, {high} - {edge})")
 
 
-def _unclamped(node: ast.expr) -> ast.expr:
-    """Return what a method keeps between -1 and 1, or numbers farther apart; else the node."""
+def _unclamped(node: ast.expr, low: float, high: float) -> ast.expr:
+    """Return what a method keeps between two numbers, or others farther apart; else the node."""
     func = node.func if isinstance(node, ast.Call) else None
     if not isinstance(node, ast.Call) or not isinstance(func, ast.Attribute):
         return node
     named = {one.arg: one.value for one in node.keywords}
     ends = [number_of(one) for one in (*node.args, *map(named.get, ("min", "max")))]
-    low, high = (*(end for end in ends if end is not None), None, None)[:2]
-    is_wide = low is not None and high is not None and low <= -1.0 and high >= 1.0
+    least, most = (*(end for end in ends if end is not None), None, None)[:2]
+    is_wide = least is not None and most is not None and least <= low and most >= high
     is_one = func.attr in ("clamp", "clip") and len(node.args) + len(node.keywords) == 2
     return func.value if is_wide and is_one else node
 

@@ -190,7 +190,7 @@ def _name(event: OpEvent | None) -> str:
         return ""
     forward = event.forward_op or ""
     op = forward if "." in forward else event.op  # a custom backward is a line of its own
-    return op.split(".")[1].rstrip("_")
+    return op.split(".")[1].rstrip("_").removeprefix("special_")
 
 
 def _divides_by_count(event: OpEvent | None) -> bool:

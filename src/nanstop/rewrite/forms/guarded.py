@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Collection, Mapping
 
-from nanstop.records.line_forms import HAVE_BOUNDS
+from nanstop.records.line_forms import BETWEEN_POLES, HAVE_BOUNDS
 from nanstop.records.vocabulary import LOSSES_OF_ELEMENTS
 from nanstop.rewrite.draft import Draft, NotKnownError, is_steady
 from nanstop.rewrite.forms.clamped import above_one, clamp, clamped, edged, log_of_more
@@ -15,6 +15,7 @@ from nanstop.rewrite.operations import (
     Operation,
     comes_from,
     compares_cheap,
+    constant_of,
     is_cheap,
     is_one,
     number_of,
@@ -28,7 +29,8 @@ _INTEGER_METHODS = frozenset({"numel", "size", "dim", "__len__"})
 _NUMBERS = frozenset({"float", "max", "min"})
 _NUMBER_METHODS = frozenset({"item"})
 _HARMLESS = {"log": "1", "log2": "1", "log10": "1", "sqrt": "1", "rsqrt": "1", "pow": "1"}
-_HARMLESS |= {"acos": "0", "asin": "0", "atanh": "0", "exp": "0", "log1p": "0", "reciprocal": "1"}
+_HARMLESS |= {"acos": "0", "asin": "0", "exp": "0", "log1p": "0", "reciprocal": "1"}
+_HARMLESS |= {name: f"{sum(ends) / 2:g}" for name, ends in BETWEEN_POLES.items()}
 """What a function is given where its result is not chosen."""
 
 
@@ -90,7 +92,12 @@ def rewrite_held(draft: Draft) -> bool:
 def _operations(draft: Draft) -> list[Operation]:
     nodes = [node for root in expressions_of(draft.statement) for node in ast.walk(root)]
     found = [operation(draft.source, node) for node in nodes]
-    return [one for one in found if one is not None and one.name in _FORMS]
+    known = [one for one in found if one is not None and one.name in _FORMS]
+    return [one for one in known if not all(_is_number(draft, arg) for arg in one.args)]
+
+
+def _is_number(draft: Draft, node: ast.expr) -> bool:
+    return constant_of(draft.source, node) is not None
 
 
 def _rewritten(draft: Draft, found: Operation) -> bool:
@@ -173,7 +180,7 @@ def _root(draft: Draft, found: Operation) -> str | None:
 
 
 def _divided(draft: Draft, found: Operation) -> str | None:
-    if len(found.args) != 2 or found.keywords or number_of(found.args[1]) is not None:
+    if len(found.args) != 2 or found.keywords or _is_number(draft, found.args[1]):
         return None
     divisor = found.args[1]
     if _is_integer(draft, divisor):  # 0, or 1 at least
@@ -315,7 +322,7 @@ _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "pow": _root,
     "acosh": above_one,
     "atan2": _angle,
-    **dict.fromkeys(("acos", "asin", "atanh"), edged),
+    **dict.fromkeys(("acos", "asin", *BETWEEN_POLES), edged),
     "mean": _mean,
     **dict.fromkeys(("std", "var", "std_mean", "var_mean", "cov"), _deviation),
     **dict.fromkeys(("softmax", "log_softmax"), _softmax),

@@ -16,6 +16,7 @@ from nanstop.rewrite.forms.logarithms import (
     log_expm1,
     log_floored,
     log_i0,
+    log_softplus,
     log_tail,
 )
 from nanstop.rewrite.operations import CHEAP, Operation, constant_of, number_of, same
@@ -106,6 +107,21 @@ def _log_sum(draft: Draft, found: Operation) -> str | None:
     if found.argument(1, "dim") is None:
         return f"{draft.torch('logsumexp')}({closed(inner)}.flatten(), 0)"
     return f"{draft.torch('logsumexp')}({', '.join((inner, *rest))})"
+
+
+def _log_mean(draft: Draft, found: Operation) -> str | None:
+    """Log of a mean of exponentials: that of their sum less that of how many they are."""
+    inner, dim = log_of(draft, found.operand), found.argument(1, "dim")
+    is_plain = not set(found.keywords) - {"dim", "keepdim"}
+    if inner is None or not is_plain or (dim is not None and number_of(dim) is None):
+        return None
+    if not inner.isidentifier():
+        inner = draft.named(inner, "logs", found.operand)
+    count = f"{inner}.numel()" if dim is None else f"{inner}.shape[{draft.text(dim)}]"
+    log = draft.source.spelled("math.log")
+    less = f"{log}({count})" if log else f"{draft.torch('tensor')}(float({count})).log()"
+    given = (f"{inner}.flatten()", "0") if dim is None else (inner, *rest_of(draft, found))
+    return f"{draft.torch('logsumexp')}({', '.join(given)}) - {less}"
 
 
 def _log_running_sum(draft: Draft, found: Operation) -> str | None:
@@ -268,10 +284,12 @@ _LOGS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "sigmoid": _log_sigmoid,
     "exp": _log_exp,
     "cosh": log_cosh,
+    "softplus": log_softplus,
     "expm1": log_expm1,
     "i0": log_i0,
     "erfc": log_erfc,
     "sum": _log_sum,
+    "mean": _log_mean,
     "cumsum": _log_running_sum,
     "prod": _log_product,
     "mul": _log_of_both("+"),

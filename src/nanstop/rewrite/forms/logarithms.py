@@ -13,6 +13,15 @@ def log_cosh(draft: Draft, found: Operation) -> str:
     return f"{x} + {draft.functional('softplus')}(-2 * {x}) - {math.log(2)!r}"
 
 
+def log_softplus(draft: Draft, found: Operation) -> str | None:
+    """Log of softplus(x), which is exp(x) far below 0."""
+    if len(found.args) > 1 or found.keywords:
+        return None
+    x = draft.again(found.operand, "raw")
+    near = f"{draft.torch('log')}({draft.functional('softplus')}({x}.clamp(min=-20)))"
+    return f"{draft.torch('where')}({x} < -20, {x}, {near})"
+
+
 def log_expm1(draft: Draft, found: Operation) -> str:
     x = draft.again(found.operand, "grown")
     return f"{x} + {draft.torch('log')}(-{draft.torch('expm1')}(-{x}))"

@@ -36,8 +36,8 @@ class Assignment:
 
 def line_of(place: Assignment, *, is_written: bool = False) -> SourceLine | None:
     """Return the line that gave a variable its value: the last one in its scope, before the line
-    that runs if there is one. Of an attribute that of the constructor, where no other line gives it
-    one; or where ``is_written`` the only one that has written to it since.
+    that runs if there is one. Of an attribute the last one of the constructor, where no other line
+    gives it one; or where ``is_written`` the only one that has written to it since.
     """
     tree = tree_of(place.file)
     found = [] if tree is None else list(bindings(tree, place))
@@ -45,7 +45,7 @@ def line_of(place: Assignment, *, is_written: bool = False) -> SourceLine | None
         return None
     if place.attribute:
         later = [line for line in found if function_at(tree, line) != "__init__"]
-        numbers = later if is_written else [] if later else found[:1]
+        numbers = later if is_written else [] if later else _of_constructor(tree, place, found)
         if len(numbers) != 1:
             return None
         number = numbers[0]
@@ -54,6 +54,18 @@ def line_of(place: Assignment, *, is_written: bool = False) -> SourceLine | None
         if _is_one_of_several(tree, number, found, place.at):
             return None
     return _source_line(place.file, tree, number)
+
+
+def _of_constructor(tree: ast.AST, place: Assignment, found: list[int]) -> list[int]:
+    """Return the last line that gives an attribute a value in the function in which ``place`` lies,
+    or the only one of the file; none where that one of several may not have run.
+    """
+    around = _functions(tree, place.at)
+    inner = max(around, key=lambda one: one.lineno, default=None)
+    own = [n for n in found if inner is not None and inner.lineno <= n <= (inner.end_lineno or 0)]
+    if len(own) > 1 and nodes_around(tree, own[-1], ast.If, ast.Try):
+        return []
+    return own[-1:] if own else found if len(found) == 1 else []
 
 
 def _is_one_of_several(tree: ast.AST, number: int, found: list[int], at: int) -> bool:

@@ -103,7 +103,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         cause=f"{held}; {since}",
         confidence="certain",
         lines=(
-            *(_given(made, before=before) if made is not None else ()),
+            *(_given(found, made, before=before) if made is not None else ()),
             *(warned_before(evidence) if before else ()),
         ),
         where=culprit or "",
@@ -112,10 +112,19 @@ def check(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _given(made: SourceLine, *, before: bool) -> tuple[str, ...]:
+def _given(found: Localization, made: SourceLine, *, before: bool) -> tuple[str, ...]:
+    if _is_elsewhere(found, made):
+        said = f"made at {made.short}: `{made.text}`"
+        return (said if before else f"given its values at {made.short}: `{made.text}`",)
     if before:
         return (f"made in line {made.line}: `{made.text}`",)
     return (f"given its values in line {made.line}: `{made.text}`",)
+
+
+def _is_elsewhere(found: Localization, made: SourceLine) -> bool:
+    """Return whether a line is of another file than the one that fails."""
+    source = found.first_bad.source if found.first_bad is not None else None
+    return source is not None and source.file != made.file
 
 
 _BY_ROWS = ("index", "index_select", "embedding", "take", "slice", "select")
@@ -125,7 +134,9 @@ _BY_ROWS = ("index", "index_select", "embedding", "take", "slice", "select")
 def _usual_cure(evidence: Evidence, found: Localization, name: str, made: SourceLine | None) -> str:
     """Return what to look at: at the rows of data, or at what makes the variable."""
     event, operand = found.first_bad, _operand(found)
-    line = f"line {made.line}" if made is not None else "the line that makes it"
+    line = "the line that makes it"
+    if made is not None:
+        line = made.short if _is_elsewhere(found, made) else f"line {made.line}"
     is_buffer = operand is not None and (operand.name or "").startswith("buffer ")
     if event is not None and event.name in _BY_ROWS and _takes_rows(event) and not is_buffer:
         facts = evidence.incident.batch if evidence.incident is not None else ()
@@ -143,7 +154,8 @@ def _usual_cure(evidence: Evidence, found: Localization, name: str, made: Source
     if operand is not None and operand.nan:
         return (
             f"Look at what {line} reads: one missing value (NaN) in a column makes its mean and "
-            f"its deviation NaN, and so does 0 / 0. Mend that, and {name} is finite."
+            f"its deviation NaN, and so do 0 / 0 and 0 times an infinity. Mend that, and {name} is "
+            "finite."
         )
     if found.is_written:
         return f"Write a large finite number in {line} in place of the infinity: -1e4 for a mask."

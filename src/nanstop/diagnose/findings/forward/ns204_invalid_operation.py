@@ -77,6 +77,7 @@ from nanstop.diagnose.evidence.reading import (
     in_float64,
     raised_message,
     raised_op,
+    refuses_some,
     rounded_at,
     written_at,
 )
@@ -107,7 +108,10 @@ _WITHIN_BOUNDS = (
     "Keep that number where the function has a value, where the program makes it: a share, a "
     "schedule, an option."
 )
-
+_WITHIN_CHECK = (
+    "Keep it within its bounds where it is made: `F.softplus(x) + 1e-6` for what has to be above "
+    "0, `x.clamp(1e-6, 1 - 1e-6)` for a share."
+)
 _DIAGONAL = (
     "a matrix that is singular, or nearly so, usually gets something small on its diagonal: "
     "`A + 1e-4 * torch.eye(A.shape[-1])`, more than 1e-6 of its largest number in float32"
@@ -120,7 +124,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if late and fails_in_loss(evidence):
         return _left_out_late(evidence, late)
     refused = raised_op(evidence)
-    if refused is not None:
+    if refused is not None or refuses_some(evidence):
         return _refusal(evidence, refused)
     event, output = first_bad(evidence, WRITTEN)
     if event is None or output is None or foreign_kernel(event) or event.wider == "finite":
@@ -245,16 +249,20 @@ def _rounded_out(evidence: Evidence, event: OpEvent) -> tuple[str, ...]:
     return ("computed in float64, with all before it, it is finite: only rounding took it there",)
 
 
-def _refusal(evidence: Evidence, event: OpEvent) -> Diagnosis:
-    """Return the finding of an op that raised: its own message says what it was not given."""
+def _refusal(evidence: Evidence, event: OpEvent | None) -> Diagnosis:
+    """Return the finding of an op that raised, or of a check that none is: its own message says
+    what it was not given.
+    """
+    name = f"`{op_name(event.op)}` refuses its inputs" if event is not None else ""
     return Diagnosis(
         code="NS204",
-        title=f"`{op_name(event.op)}` refuses its inputs",
+        title=name or "finite numbers are refused by a check",
         cause=raised_message(evidence) or "it raised",
-        confidence="certain",
-        lines=(_DIAGONAL,) if _is_square(event) else (),
+        confidence="certain" if event is not None else "likely",
+        lines=(_DIAGONAL,) if event is not None and _is_square(event) else (),
         remedies=at_the_line(evidence),
-        where=event.module,
+        where=event.module if event is not None else "",
+        usual_cure=_WITHIN_CHECK if event is None else "",
     )
 
 

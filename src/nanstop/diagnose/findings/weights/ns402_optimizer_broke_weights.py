@@ -109,17 +109,33 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if too_long and confidence == "certain":  # what the format loses was not measured here
         confidence = "likely"
     rows = () if too_long else _zero_rows(facts, broken)
-    usual = "Make the schedule return a finite rate at every step." if _has_no_rate(facts) else ""
+    own = _own_forms(evidence, facts, found)
     return Diagnosis(
         code="NS402",
         title=_title(broken, evidence, too_long=too_long),
         cause=cause,
         confidence=confidence,
         lines=_lengths(evidence, broken) if too_long else _counts(evidence, broken),
-        remedies=(*_remedies(facts), *_own_forms(evidence, facts, found), *rows),
+        remedies=(*_remedies(facts), *own, *rows),
         where=broken[0] if broken else "",
-        usual_cure=usual,
-    ).at(facts.schedule_at if usual else None)
+        usual_cure=_usual_cure(facts, found.first_bad if own else None),
+    ).at(facts.schedule_at if _has_no_rate(facts) else None)
+
+
+def _usual_cure(facts: RunFacts, own: OpEvent | None) -> str:
+    """Return what is usual of a rate, and of an operation of the optimizer's ``own`` that has no
+    value; "" where neither is at fault.
+    """
+    if _has_no_rate(facts):
+        return "Make the schedule return a finite rate at every step."
+    if own is None:
+        return ""
+    if own.name.removeprefix("_foreach_") in ROOTS:
+        return "Keep it at 0 at least before the root is taken: `x.clamp(min=0).sqrt() + eps`."
+    return (
+        "Add an epsilon to what it divides by (`v.sqrt() + 1e-8`), and count updates from 1 where "
+        "that is `1 - beta ** t`."
+    )
 
 
 def _foreseen(evidence: Evidence) -> Diagnosis | None:

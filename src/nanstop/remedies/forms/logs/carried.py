@@ -26,6 +26,7 @@ from nanstop.remedies.forms.logs.shadows import (
     ndtr_from,
     sigmoid_from,
     softmax_from,
+    softplus_from,
     tanh_from,
 )
 from nanstop.remedies.forms.logs.sums import BY_GROUP, log_matmul, running_sum, sum_by_group
@@ -221,6 +222,7 @@ FIRST: Mapping[str, Callable[..., Shadow | None]] = {
     "sigmoid": sigmoid_from,
     "exp": exp_from,
     "tanh": tanh_from,
+    "softplus": softplus_from,
     "cosh": cosh_from,
     "expm1": expm1_from,
     "erf": erf_from,

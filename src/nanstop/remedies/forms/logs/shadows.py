@@ -17,6 +17,9 @@ from nanstop.remedies.forms.calls import Call
 
 Log = Callable[[], Tensor]
 
+_AS_EXPONENTIAL = -20.0
+"""Below it log(softplus(x)) is x but for half of exp(x), 1e-9."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
@@ -122,6 +125,20 @@ def i0_from(call: Call, _: Any) -> Shadow | None:
     if read is None or not read.is_floating_point():
         return None
     return Shadow(lambda: torch.log(torch.special.i0e(read)) + read.abs())
+
+
+def softplus_from(call: Call, _: Any) -> Shadow | None:
+    """Return the shadow of softplus, which is the exponential of its argument far below 0."""
+    read, beta = call.read, call.argument(1, "beta", 1)
+    if read is None or not read.is_floating_point() or beta != 1:
+        return None
+
+    def log() -> Tensor:
+        far = read < _AS_EXPONENTIAL
+        near = functional.softplus(torch.where(far, torch.zeros_like(read), read)).log()
+        return torch.where(far, read, near)
+
+    return Shadow(log)
 
 
 def cosh_from(call: Call, _: Any) -> Shadow | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nanstop.decide.policy import DATA_REMEDIES
 from nanstop.records import Atom, Diagnosis, Proof
 from nanstop.records.line_forms import are_guards, is_bounded, typed_cure
 from nanstop.records.remedies import describe, safety_of
@@ -33,7 +34,9 @@ def help_blocks(best: Diagnosis, proof: Proof | None) -> tuple[Block, ...]:
     cures = [(describe(proof.minimal), proof_in_brackets(proof))]
     cures += [(f"or {cure}", how) for cure, how in others.items()]
     shown = tuple(Block("help", "help: ", cells, gap="     ") for cells in cures)
-    is_open = proof.verdict == "isolated" or (proof.verdict == "plausible" and are_guards(cure))
+    is_of_data = all(atom.remedy in DATA_REMEDIES for atom in cure)
+    is_weak = proof.verdict == "plausible" and (are_guards(cure) or is_of_data)
+    is_open = proof.verdict == "isolated" or is_weak
     return (*shown, *_usual_cure(best)) if is_open and not is_bounded(cure) else shown
 
 

@@ -335,7 +335,7 @@ class Rates(nn.Module):
 
     def forward(self, x: Tensor) -> torch.distributions.Gamma:
         shape, rate = (self.first(x) * x[:, :1]).square().unbind(-1)
-        return torch.distributions.Gamma(shape, rate + 0.1)
+        return torch.distributions.Gamma(shape, rate + 0.1, validate_args=True)
 
 
 def test_a_check_of_a_library_that_refuses_finite_numbers(tmp_path, monkeypatch):

@@ -33,6 +33,8 @@ class Zeros:
         self.of_data = True
         self._numbers: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._roots: dict[int, tuple[int, bool]] = {}
+        self._counts: set[int] = set()
+        """Those that come no nearer to 0 than 1."""
         self._next = 0
 
     def look(self, call: Call, line: int | None, meant: Collection[int]) -> Any:
@@ -50,6 +52,8 @@ class Zeros:
                 self._note(call, result)
             if isinstance(result, Tensor) and result.is_floating_point():
                 self._descend(call, result, read)
+                if call.name in _COUNTING and _is_whole(result):
+                    self._counts.add(self._number(result))
         return result
 
     def moved(self, call: Call, line: int | None, numbers: frozenset[int], by: float) -> Any:
@@ -81,13 +85,14 @@ class Zeros:
 
     def _note(self, call: Call, result: Any) -> None:
         operand = _divides(call)
-        if operand is None or _are_whole(operand):
+        if operand is None:
             return
         if isinstance(result, Tensor) and not result.isfinite().all() and (operand == 0).any():
             number = self._number(operand)
             root, is_data = self._roots.get(number, (number, not operand.requires_grad))
-            self.found.add(root)
-            self.of_data &= is_data
+            if root not in self._counts:
+                self.found.add(root)
+                self.of_data &= is_data
 
     def _descend(self, call: Call, result: Tensor, read: Sequence[int]) -> None:
         """Note what is 0 where a result is, and only there: that is 0 because of it."""
@@ -107,6 +112,7 @@ class Zeros:
             return
 
 
+_COUNTING = ("sum", "nansum", "bincount", "index_add", "scatter_add", "matmul", "mm", "mv")
 _ASKED = ("", "get", "set", "delete", "setitem")
 _ASKED += ("iadd", "isub", "imul", "idiv", "itruediv", "ipow")
 """Calls that ask something of a tensor itself, set it, or write to it: of no other one."""
@@ -157,13 +163,9 @@ def _divides(call: Call) -> Tensor | None:
     return operand if is_number and is_guarded(call) else None
 
 
-def _are_whole(operand: Tensor) -> bool:
-    """Return whether numbers that no gradient is asked of, not all of them 0, are whole: counts,
-    which come no nearer to 0.
-    """
-    if operand.requires_grad:
-        return False
-    return bool((operand != 0).any() and (operand == operand.round()).all())
+def _is_whole(summed: Tensor) -> bool:
+    """Return whether sums that no gradient is asked of are of whole numbers alone."""
+    return not summed.requires_grad and bool((summed == summed.round()).all())
 
 
 class OffZero:

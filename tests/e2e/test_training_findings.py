@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import nanstop
+from loop_scripts import investigated
+from nanstop.records import Atom, Report
 
 
 def watched(folder, model, optimizer, steps, clip=None):
@@ -112,6 +114,33 @@ def test_one_update_that_ruins_the_weights_is_told_from_data_that_does_not_fit(
     steps[2][1]["scale"][0] = spike
     found = watched(tmp_path, model, optimizer, steps)
     assert found[0][0][0] == code
+
+
+PAST_ITS_SCALER = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+scaler = torch.amp.GradScaler("cpu", init_scale=4096.0)
+for _ in range(4):
+    sizes = torch.exp(model(torch.randn(16, 8)))
+    loss = (sizes - torch.rand(16, 4) * 20).square().mean()
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    optimizer.step()
+"""
+
+
+def test_weights_that_one_update_past_its_scaler_ruins_are_not_told_of_the_rate(tmp_path):
+    _, news = investigated(tmp_path / "script.py", PAST_ITS_SCALER, on_failure="skip")
+    report = next(one for one in news if isinstance(one, Report))
+    found = report.diagnoses[0]
+    assert (found.code, found.confidence) == ("NS112", "certain")
+    assert "gradients 4096 times too large" in found.cause
+    assert report.proof.minimal == (Atom(remedy="unscale", value="4096"),)
+    assert report.proof.verdict == "proven"
 
 
 def test_a_schedule_that_divides_by_zero_is_named_where_it_broke_the_weights(tmp_path):

@@ -42,11 +42,17 @@ def are_refuted(evidence: Evidence) -> bool:
     return bool(trials) and all(one.outcome == "same_failure" for one in trials)
 
 
+def applied_scale(facts: RunFacts) -> float | None:
+    """Return the scale of a loss whose gradients an optimizer takes as they are; None for none."""
+    is_applied = facts.scaler not in (None, 0.0, 1.0) and "update" in facts.sinks
+    return facts.scaler if is_applied else None
+
+
 def without_scale(facts: RunFacts) -> Atom | None:
-    """Return what takes the number off the gradients that the loop has multiplied its loss by; None
-    where it has not, or updates do not depend on it.
+    """Return what takes the number off the gradients that the loop has multiplied its loss by, or a
+    scaler that its updates pass by; None where none has, or updates do not depend on it.
     """
-    optimizer, factor = facts.optimizer, facts.loss_factor
+    optimizer, factor = facts.optimizer, applied_scale(facts) or facts.loss_factor
     if optimizer is None or optimizer.per_rate is not None or not factor or factor < 1.0:
         return None
     return Atom(remedy="unscale", value=f"{factor:g}")

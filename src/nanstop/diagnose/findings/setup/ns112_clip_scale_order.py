@@ -80,7 +80,12 @@ from nanstop.diagnose.evidence.accounts import (
 from nanstop.diagnose.evidence.candidates import fp32_trainables
 from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
 from nanstop.diagnose.evidence.rule import Reason, Rule
-from nanstop.diagnose.evidence.shorter_updates import made_anew, passing, without_scale
+from nanstop.diagnose.evidence.shorter_updates import (
+    applied_scale,
+    made_anew,
+    passing,
+    without_scale,
+)
 from nanstop.records import (
     Diagnosis,
     Evidence,
@@ -194,9 +199,10 @@ def _is_whole(factor: float | None) -> bool:
 
 
 def _applied_scaled(facts: RunFacts) -> Reason | None:
-    if not facts.scaler or facts.scaler == 1.0 or "update" not in facts.sinks:
+    scale = applied_scale(facts)
+    if scale is None:
         return None
-    by = f"gradients {number(facts.scaler)} times too large"
+    by = f"gradients {number(scale)} times too large"
     fix = "scaler.step(optimizer)"
     if "clip" in facts.sinks:
         by = f"{by}, clipped as they were"
@@ -212,15 +218,18 @@ def _failed_by_scale(evidence: Evidence, facts: RunFacts) -> Diagnosis | None:
     shorter, scale = passing(evidence), without_scale(facts)
     if shorter is None or scale is None or shorter.atoms != (scale,):
         return None
+    by_hand = (
+        f"the loop multiplies its loss by {number(facts.loss_factor or 1.0)} ahead of the "
+        "backward, and updates with what comes of it"
+    )
+    reason = _applied_scaled(facts)
     return Diagnosis(
         code="NS112",
         title="scaled gradients are applied",
-        cause=(
-            f"the loop multiplies its loss by {number(facts.loss_factor or 1.0)} ahead of the "
-            "backward, and updates with what comes of it"
-        ),
+        cause=reason.cause if reason is not None else by_hand,
         confidence="certain",
         confirmed=made_anew(shorter),
+        lines=(reason.fix,) if reason is not None else (),
         remedies=((scale,),),
         of_updates=True,
     ).at(facts.sink_at)

@@ -25,6 +25,12 @@ def passing(evidence: Evidence) -> Trial | None:
     return next((one for one in _trials(evidence) if one.outcome == "pass"), None)
 
 
+def is_of_scale(evidence: Evidence, facts: RunFacts) -> bool:
+    """Return whether gradients without their scale do not lead to the failure: NS112."""
+    shorter, scale = passing(evidence), without_scale(facts)
+    return shorter is not None and scale is not None and shorter.atoms == (scale,)
+
+
 def was_tried(evidence: Evidence, remedy: str) -> bool:
     """Return whether updates could be made anew under a remedy alone."""
     mine = (one for one in _trials(evidence) if {atom.remedy for atom in one.atoms} == {remedy})

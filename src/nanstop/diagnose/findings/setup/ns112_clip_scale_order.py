@@ -82,6 +82,7 @@ from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
 from nanstop.diagnose.evidence.rule import Reason, Rule
 from nanstop.diagnose.evidence.shorter_updates import (
     applied_scale,
+    is_of_scale,
     made_anew,
     passing,
     without_scale,
@@ -216,7 +217,7 @@ def _failed_by_scale(evidence: Evidence, facts: RunFacts) -> Diagnosis | None:
     gradients are divided by it.
     """
     shorter, scale = passing(evidence), without_scale(facts)
-    if shorter is None or scale is None or shorter.atoms != (scale,):
+    if shorter is None or scale is None or not is_of_scale(evidence, facts):
         return None
     by_hand = (
         f"the loop multiplies its loss by {number(facts.loss_factor or 1.0)} ahead of the "

@@ -136,8 +136,9 @@ for _ in range(4):
 def test_weights_that_one_update_past_its_scaler_ruins_are_not_told_of_the_rate(tmp_path):
     _, news = investigated(tmp_path / "script.py", PAST_ITS_SCALER, on_failure="skip")
     report = next(one for one in news if isinstance(one, Report))
-    (found,) = report.diagnoses
+    found, *others = report.diagnoses
     assert (found.code, found.confidence) == ("NS112", "certain")
+    assert all(one.code != "NS404" for one in others)
     assert "gradients 4096 times too large" in found.cause
     assert report.proof.minimal == (Atom(remedy="unscale", value="4096"),)
     assert report.proof.verdict == "proven"

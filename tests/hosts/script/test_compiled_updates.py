@@ -124,7 +124,7 @@ def test_a_healthy_run_is_as_alone_and_is_watched(how, tmp_path):
     healthy, news = investigated(tmp_path / "healthy.py", script(how), BAD=-1)
     assert healthy["losses"] == plain["losses"]
     assert same(healthy["PARAMETERS"], plain["PARAMETERS"])
-    assert healthy["graphs"] == plain["graphs"] > 0
+    assert healthy["graphs"] == plain["graphs"]  # of an own optimizer there may be none
     (ended,) = news
     # Of a function that clears gradients, too, the first update was not known to come.
     assert sum(ended.steps.values()) == 7

@@ -50,7 +50,9 @@ def test_a_norm_for_the_log_spoils_no_gradient(tmp_path):
 
     _, session, trainer = watched(tmp_path, change=scale_up, max_grad_norm=0.0, max_steps=2)
     assert all(bool(p.isfinite().all()) for p in trainer.model.parameters())
-    assert {"infinite_norm_at": 0} in session.learnt
+    # Earlier versions clip by no norm at all then, and log none.
+    has_norm = any("grad_norm" in entry for entry in trainer.state.log_history)
+    assert ({"infinite_norm_at": 0} in session.learnt) is has_norm
     assert {"infinite_norm_at": 1} not in session.learnt
 
 

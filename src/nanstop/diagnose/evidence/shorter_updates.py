@@ -25,10 +25,12 @@ def passing(evidence: Evidence) -> Trial | None:
     return next((one for one in _trials(evidence) if one.outcome == "pass"), None)
 
 
-def is_of_scale(evidence: Evidence, facts: RunFacts) -> bool:
-    """Return whether gradients without their scale do not lead to the failure: NS112."""
-    shorter, scale = passing(evidence), without_scale(facts)
-    return shorter is not None and scale is not None and shorter.atoms == (scale,)
+def passing_unscaled(evidence: Evidence, facts: RunFacts) -> Trial | None:
+    """Return the trial that gradients without their scale do not lead to the failure (NS112); None
+    where there is none.
+    """
+    shorter = passing(evidence)
+    return shorter if shorter is not None and shorter.atoms == (without_scale(facts),) else None
 
 
 def was_tried(evidence: Evidence, remedy: str) -> bool:

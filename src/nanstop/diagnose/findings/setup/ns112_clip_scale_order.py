@@ -82,10 +82,8 @@ from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
 from nanstop.diagnose.evidence.rule import Reason, Rule
 from nanstop.diagnose.evidence.shorter_updates import (
     applied_scale,
-    is_of_scale,
     made_anew,
-    passing,
-    without_scale,
+    passing_unscaled,
 )
 from nanstop.records import (
     Diagnosis,
@@ -216,8 +214,8 @@ def _failed_by_scale(evidence: Evidence, facts: RunFacts) -> Diagnosis | None:
     """Return that a run fails by the number that the loop multiplies its loss by: it does not where
     gradients are divided by it.
     """
-    shorter, scale = passing(evidence), without_scale(facts)
-    if shorter is None or scale is None or not is_of_scale(evidence, facts):
+    shorter = passing_unscaled(evidence, facts)
+    if shorter is None:
         return None
     by_hand = (
         f"the loop multiplies its loss by {number(facts.loss_factor or 1.0)} ahead of the "
@@ -231,7 +229,7 @@ def _failed_by_scale(evidence: Evidence, facts: RunFacts) -> Diagnosis | None:
         confidence="certain",
         confirmed=made_anew(shorter),
         lines=(reason.fix,) if reason is not None else (),
-        remedies=((scale,),),
+        remedies=(shorter.atoms,),
         of_updates=True,
     ).at(facts.sink_at)
 

@@ -77,9 +77,9 @@ from nanstop.diagnose.evidence.reading import first_bad, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.diagnose.evidence.shorter_updates import (
     are_refuted,
-    is_of_scale,
     made_anew,
     passing,
+    passing_unscaled,
     was_tried,
     without_scale,
 )
@@ -139,7 +139,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confidence = "likely"
     if raised is not None:  # a tenth of such a rate is as bad
         confidence = "likely"
-    elif confidence is None or are_refuted(evidence) or is_of_scale(evidence, facts):
+    elif confidence is None or are_refuted(evidence) or passing_unscaled(evidence, facts):
         return None
     return Diagnosis(
         code="NS404",

@@ -81,7 +81,6 @@ class CompiledCalls:
             self._note(module)
         run = partial(self._run, function.compiled, args, kwargs, others)
         # Of a step that is compiled as a whole no backward was seen.
-        # Of a step that is compiled as a whole no backward was seen.
         optimizer = function.updates() if self._state.window.micros else None
         if optimizer is None or args or kwargs:  # which may say that none is to be made
             return run()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,11 +26,12 @@ from nanstop.records import (
     RunFacts,
     StepId,
 )
-from nanstop.records.remedies import describe, not_of_the_model
+from nanstop.records.remedies import describe
 from nanstop.report.announce import News, short
 from nanstop.report.text.blocks.finding import mended_too
 from nanstop.report.text.run_end import RunEnd, said_again
 from nanstop.report.text.run_start import said_at_start
+from nanstop.session.cures import Cures
 from nanstop.session.findings import Findings, is_incident
 from nanstop.session.history import WHOLE, History
 from nanstop.session.looks import Looks
@@ -46,7 +46,6 @@ from nanstop.store.summary import summary_of
 if TYPE_CHECKING:
     from nanstop.detect.signals import Alarm
     from nanstop.prove.failing_step import WayBack
-    from nanstop.remedies.saved_models import SavedModels
     from nanstop.replay.step import Batch, ModelView, Step
     from nanstop.report.run_report import RunReport
     from nanstop.session.failing.failures import Failures
@@ -100,9 +99,7 @@ class Session(WatchedRun):
             clock=clock,
         )
         self._foresight = Foresight()
-        self._adopted = ExitStack()
-        self._in_force: tuple[Atom, ...] = ()
-        self._saves: SavedModels | None = None
+        self._cures = Cures(store, announce)
         self._steps = 0
         self._end = RunEnd()
         self._stop: Decision | None = None
@@ -130,8 +127,7 @@ class Session(WatchedRun):
 
     def start(self, *, trains: bool = True) -> None:
         self._exit, self._end, self._stop = None, RunEnd(), None
-        if self._saves is not None and not self._in_force:
-            self._saves.release()  # of an earlier training of this model
+        self._cures.begin()
         if self._failures is not None:
             self._failures.begun()
         self.opened(self)
@@ -286,34 +282,21 @@ class Session(WatchedRun):
         self._looks.logged()
 
     def adopt(self, atoms: tuple[Atom, ...]) -> None:
-        new = tuple(atom for atom in atoms if atom not in self._in_force)
-        if not new:
-            return
-        from nanstop.remedies.lasting import lasting
-        from nanstop.remedies.saved_models import SavedModels
-
-        self._adopted.enter_context(lasting(self._cured, new))
-        self._in_force += new
-        self.store.save_plan(self._in_force)
-        if self._saves is None or self._saves.root is not self.view.root:
-            self._saves = SavedModels(self.view.root, self.announce)
-        failures = (r.localization.first_bad for r in self.reports if r.localization is not None)
-        self._saves.need(self._in_force, not_of_the_model(self._in_force, failures))
+        self._cures.adopt(atoms, self._cured, self.view.root, self.reports)
 
     def saved(self, folder: Path) -> None:
-        if self._saves is not None:
-            self._saves.saved(folder)
+        self._cures.saved(folder)
 
     @property
     def in_force(self) -> tuple[Atom, ...]:
-        return self._in_force
+        return self._cures.in_force
 
     def resume(self, plan: PrecisionPlan, source: str) -> None:
         if plan == PrecisionPlan():
             return
         from nanstop.remedies.plan import atoms_of
 
-        atoms = tuple(one for one in atoms_of(plan, self.view) if one not in self._in_force)
+        atoms = tuple(one for one in atoms_of(plan, self.view) if one not in self.in_force)
         if atoms and self.policy.on_failure == "repair":
             self.adopt(atoms)
             self.announce(f"resumed under {source}: {describe(atoms)}")
@@ -326,13 +309,10 @@ class Session(WatchedRun):
         return Decision(kind=kind, reason=refusal, on_stop=self.policy.on_stop)
 
     def finish(self, exit_code: int = 0) -> None:
-        in_force, self._in_force, self._exit = self._in_force, (), exit_code
+        in_force, self._exit = self._cures.end(), exit_code
         ranges = self._looks.finish(ended_well=exit_code == 0)
         self.beat(None)
-        try:
-            self._adopted.close()
-        except Exception as error:
-            self.announce(f"a remedy could not be undone ({type(error).__name__}: {error})")
+        self._cures.undo()
         self._write_summary()
         self.live.end(exit_code)
         if self.store.keeps_series:
@@ -350,8 +330,8 @@ class Session(WatchedRun):
         end.findings = self.findings
         end.lost = self._failures.lost if self._failures is not None else {}
         end.ended = {0: "", STOPPED: "then stopped"}.get(self._exit or 0, "ended early")
-        if kept and self._saves is not None:
-            end.needed = self._saves.at_the_end()
+        if kept:
+            end.needed = self._cures.needed_by_saved()
         return filled(end, self, self.store, kept)
 
     def report(self) -> RunReport:

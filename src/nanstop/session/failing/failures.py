@@ -13,9 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nanstop.decide.agreement import Ranks
-from nanstop.decide.apart import decide_apart
-from nanstop.decide.policy import decide
-from nanstop.decide.remembered import PolicyState, begun, completed
 from nanstop.decide.repeats import Repeats, is_one_more, left_alone, names_samples
 from nanstop.errors import NanstopError
 from nanstop.localize.met_before import BadTensors, is_at_same_line
@@ -29,14 +26,15 @@ from nanstop.prove.failing_step import (
     update_at_fault,
 )
 from nanstop.prove.reference.ladder import bounded
-from nanstop.records import Action, AuditEntry, FailureKey, Proof, Report, Signal, StateRow
+from nanstop.records import Action, Report, Signal, StateRow
 from nanstop.remedies.apply import applied
 from nanstop.replay.rerun import note_compiled
 from nanstop.replay.step import room_made
 from nanstop.session.failing.investigation import Investigation
+from nanstop.session.failing.outcomes import NOTHING_HELPS, Outcomes
 from nanstop.session.failing.proving import Proving
 from nanstop.session.run_state import RunState, present_facts
-from nanstop.session.shared.conclusion import Conclusion, redone
+from nanstop.session.shared.conclusion import Conclusion
 from nanstop.session.shared.meeting import ALONE, Meeting
 
 if TYPE_CHECKING:
@@ -45,17 +43,15 @@ if TYPE_CHECKING:
 
 _MAX_NAMED = 8
 
-_NOTHING_HELPS = Proof(incident="", verdict="none_found", minimal=())
-
 
 class Failures:
-    """The failures of one run: ``known`` reports, and what the policy remembers of them."""
+    """The failures of one run. ``known``: their reports."""
 
     def __init__(self, run: RunState) -> None:
         self.known = Repeats()
         self._bad = BadTensors()
         self._run = run
-        self._state = PolicyState()
+        self._outcomes = Outcomes(run, self.known)
         self._last_signature: tuple[object, ...] | None = None
         self._last_optimizer = 0
         self._others_passed = False
@@ -63,20 +59,20 @@ class Failures:
     @property
     def lost(self) -> dict[int, int]:
         """How many updates of each optimizer were left out in the present training."""
-        return {one.optimizer: one.num for one in self._state.lost}
+        return self._outcomes.lost
 
     def passed(self, optimizer: int | None) -> None:
         """Note that an update of an optimizer (None: the only one) was applied: no row of its
         failures goes on.
         """
-        self._state = completed(self._state, optimizer)
+        self._outcomes.passed(optimizer)
         if optimizer is None or self._last_optimizer in (0, optimizer):
             self._last_signature = None
         self._others_passed = True
 
     def begun(self) -> None:
         """Note that a training begins: what was lost in an earlier one is no reason to stop it."""
-        self._state = begun(self._state)
+        self._outcomes.begun()
         self._last_signature = None
 
     def concluded(
@@ -109,14 +105,11 @@ class Failures:
                 meeting = ALONE
                 return own()
             now = FailurePoint.of(step, (), can_skip=True, by_itself=alarm.by_itself)
-            return mine[0].instead(self._choose(mine[0].key, now, None, None))
+            return mine[0].instead(self._outcomes.choose(mine[0].key, now, None, None))
 
     def _follow(self, end: Conclusion, step: Step | None) -> None:
         """Remember what another rank has come to, for ``step`` as this one has it."""
-        mine = FailurePoint.of(step, (), can_skip=True).optimizer
-        lost = replace(end.state.losses(end.optimizer), optimizer=mine)
-        others = tuple(one for one in self._state.lost if one.optimizer != mine)
-        self._state = replace(end.state, lost=(*others, lost) if lost.num else others)
+        self._outcomes.follow(end, FailurePoint.of(step, (), can_skip=True).optimizer)
         self._last_signature = None
 
     def met(
@@ -145,7 +138,7 @@ class Failures:
         )
         known = self.known.explaining(alarm.bad_params, at_step=now.at.step, over=not now.can_skip)
         if known is not None:
-            return self._again(known, now) if now.can_skip else None
+            return self._outcomes.again(known, now) if now.can_skip else None
         if alarm.phase in ("evaluate", "generate") and self._stands_still():
             return None
         signature = (alarm.phase, bool(alarm.bad_params), type(alarm.error), first.source)
@@ -153,9 +146,9 @@ class Failures:
         if signature == self._last_signature and goes_on and self.known.reports:
             latest = self.known.reports[-1]
             if left_alone(latest):
-                return replace(self._again(latest, now), like_the_last=True)
-            if is_one_more(latest, self._state.in_a_row(now.optimizer)):
-                return self._again(latest, now, proof=latest.proof)
+                return replace(self._outcomes.again(latest, now), like_the_last=True)
+            if is_one_more(latest, self._outcomes.in_a_row(now.optimizer)):
+                return self._outcomes.again(latest, now, proof=latest.proof)
         self._last_signature, self._last_optimizer = signature, now.optimizer
         self._others_passed = False
         found = Investigation(
@@ -214,18 +207,18 @@ class Failures:
         except KeyboardInterrupt as stopped:
             found.failures.append("investigation: interrupted by the user")
             action = Action(kind="continue", reason="the investigation was interrupted")
-            return replace(self._new(found, action, now), interrupt=stopped)
+            return replace(self._outcomes.new(found, action, now), interrupt=stopped)
         except Exception as failure:  # nanstop is never the reason a run dies
             let_go(failure)
             found.failures.append(f"investigation: {type(failure).__name__}: {failure}")
-            return self._decide(found, now, None)
+            return self._outcomes.of(found, now, None)
         finally:
             self._run.live.stage("", now.at.step)
 
     def _stands_still(self) -> bool:
         """Return whether weights are still those that the latest failure was told to come of."""
         led_here = bool(self.known.reports) and self.known.reports[-1].led_here
-        return led_here and self._state.in_a_row(self._last_optimizer) > 0
+        return led_here and self._outcomes.in_a_row(self._last_optimizer) > 0
 
     def _investigate(
         self, found: Investigation, now: FailurePoint, failing: FailingStep | None, takes: int
@@ -235,8 +228,8 @@ class Failures:
         if failing is None:
             known = self.known.like(found.key)
             if known is not None and bool(known.incident.bad_params) == bool(found.bad_params):
-                return self._again(known, now)
-            return self._decide(found, now, None)
+                return self._outcomes.again(known, now)
+            return self._outcomes.of(found, now, None)
         with failing.in_place():
             failing = bounded(failing, takes)
             found.look(failing)
@@ -245,21 +238,23 @@ class Failures:
             first = partial(self._bad.first_told, *place, found.localization, alike)
             known = found.stage("repeat", first)
             if known is not None:
-                return self._again(known, now, failing, proof=_NOTHING_HELPS)
+                return self._outcomes.again(known, now, failing, proof=NOTHING_HELPS)
             others = (one for one in alike[1:] if is_at_same_line(one, found.localization))
             for known in (*alike[:1], *others):
                 if found.stage("repeat", partial(self._passes, failing, known)):
                     found.stage("repeat", partial(self._bad.note, *place, known.incident.at))
-                    return self._again(known, now, failing)
+                    return self._outcomes.again(known, now, failing)
             found.stage("repeat", partial(self._bad.note, *place, found.at))
             found.explain(self._run.series)
             found.confirm(failing)
-            if self._num_apart(now) == 1 or now.by_itself == "own":  # else nothing would come of it
+            if (
+                self._outcomes.num_apart(now) == 1 or now.by_itself == "own"
+            ):  # else nothing would come of it
                 Proving(found, failing, self._run.policy).prove()
             if alike and names_samples(alike[0]):
                 # The samples are new, the failure is not.
-                return self._again(alike[0], now, failing, proof=found.proof)
-        return self._decide(found, now, failing)
+                return self._outcomes.again(alike[0], now, failing, proof=found.proof)
+        return self._outcomes.of(found, now, failing)
 
     def _captured(
         self, found: Investigation, step: Step | None, rewind: WayBack | None, meeting: Meeting
@@ -286,103 +281,6 @@ class Failures:
             "capture", lambda: failing_step(step, phase=found.phase, raised=raised, before=before)
         )
         return failing and replace(failing, rewritten=rewritten, way_back=rewind)
-
-    def _decide(
-        self, found: Investigation, now: FailurePoint, failing: FailingStep | None
-    ) -> Conclusion:
-        proof = _NOTHING_HELPS if found.put_right else found.proof or _NOTHING_HELPS
-        way_back, clean = failing is not None and failing.update, found.may_pass
-        # Ranks that have agreed go back together, or not at all.
-        lost = bool((now.agreed or now.by_itself) and found.bad_params and not way_back)
-        lost = lost or found.remade_finite is not None  # by what is not made again
-        action = self._choose(found.key, now, failing, proof, replays_clean=clean, lost=lost)
-        return self._new(found, action, now, failing)
-
-    def _new(
-        self,
-        found: Investigation,
-        action: Action,
-        now: FailurePoint,
-        failing: FailingStep | None = None,
-    ) -> Conclusion:
-        if found.incident is None:
-            found.explain(self._run.series)
-        report = found.report(AuditEntry(at=now.at, action=action))
-        return self._conclusion(report, found.key, now, failing)
-
-    def _again(
-        self,
-        known: Report,
-        now: FailurePoint,
-        failing: FailingStep | None = None,
-        proof: Proof | None = None,
-    ) -> Conclusion:
-        """Fold a repeat into the report of the first; ``proof``: one of its own."""
-        key = self.known.key_of(known)
-        if proof is None and not names_samples(known):
-            proof = known.proof
-        comes_and_goes = known.replay is not None and known.replay.fidelity == "different"
-        lost = bool(now.by_itself and known.incident.bad_params)
-        proof = proof and replace(proof, incident=known.incident.id)
-        action = self._choose(key, now, failing, proof, replays_clean=comes_and_goes, lost=lost)
-        entry = AuditEntry(at=now.at, action=action, incident=known.incident.id)
-        report = replace(known, count=known.count + 1, audit=(*known.audit, entry))
-        return self._conclusion(report, key, now, failing)
-
-    def _conclusion(
-        self, report: Report, key: FailureKey, now: FailurePoint, failing: FailingStep | None
-    ) -> Conclusion:
-        return Conclusion(
-            report=report,
-            key=key,
-            state=self._state,
-            optimizer=now.optimizer,
-            atoms=redone(report.audit[-1].action, failing),
-            view=failing.step.view if failing is not None else None,
-            is_new=not report.incident.id,
-        )
-
-    def _num_apart(self, now: FailurePoint) -> int:
-        """Return how many processes train together that have not agreed to act as one."""
-        return 1 if now.agreed else self._run.facts.world_size
-
-    def _choose(
-        self,
-        key: FailureKey,
-        now: FailurePoint,
-        failing: FailingStep | None,
-        proof: Proof | None,
-        *,
-        replays_clean: bool = False,
-        lost: bool = False,
-    ) -> Action:
-        policy, facts = self._run.policy, self._run.facts
-        pending = failing is not None and failing.pending
-        known = {
-            "key": key,
-            "at_step": now.at.step,
-            "optimizer": now.optimizer,
-            "can_veto": facts.veto == "yes" and now.can_skip,
-            "weights_broken": lost or (failing is not None and failing.update and not pending),
-            "harmless": now.harmless,
-        }
-        if now.by_itself and self._num_apart(now) > 1:
-            action, self._state = decide_apart(policy, self._state, now.by_itself, **known)
-            return action
-        action, self._state = decide(
-            policy,
-            self._state,
-            proof=proof,
-            world_size=self._num_apart(now),
-            update_pending=pending,
-            replays_clean=replays_clean,
-            no_redo=now.no_redo,
-            is_past=now.is_past,
-            **known,
-        )
-        if action.kind == "observe" and not now.can_skip and policy.on_failure != "observe":
-            return replace(action, reason="there is no step to run again: observed only")
-        return action
 
     def _passes(self, failing: FailingStep, known: Report) -> bool:
         """Return whether the remedy proven for the earlier failure passes here too (True where

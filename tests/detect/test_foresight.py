@@ -155,3 +155,66 @@ def test_the_only_line_that_sets_a_rate_by_hand_is_named(tmp_path, monkeypatch, 
     best = report.diagnoses[0]
     assert best.code == "NS402"
     assert any('group["lr"] = rate' in line for line in best.lines) == is_named
+
+
+RESTORED = """
+import copy, torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+inputs = torch.randn(32, 8)
+def train(optimizer, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (net(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+first = torch.optim.AdamW(net.parameters(), lr=1e-3)
+train(first, 3)
+state = copy.deepcopy(first.state_dict())
+{damage}
+second = torch.optim.AdamW(net.parameters(), lr=1e-3)
+second.load_state_dict(state)
+before = copy.deepcopy(net.state_dict())
+train(second, 4)
+moved = {name: not torch.equal(p, before[name]) for name, p in net.state_dict().items()}
+is_finite = all(p.isfinite().all() for p in net.parameters())
+"""
+DAMAGE = {
+    "first moment": 'state["state"][2]["exp_avg"][0, 3] = float("nan")',
+    "second moment": 'state["state"][0]["exp_avg_sq"][:] = float("nan")',
+    "negative": 'state["state"][2]["exp_avg_sq"][0, 3] = -1.0',
+}
+
+
+def restored(tmp_path, damage, policy):
+    sessions = []
+    session = opener(policy, Store(tmp_path), lambda _: None, opened=sessions.append)
+    source = RESTORED.replace("{damage}", damage)
+    return run_script(tmp_path / "restored.py", source, session), sessions[0]
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_updates_that_go_on_from_broken_state_are_left_out_before_they_are_made(tmp_path, kind):
+    left, session = restored(tmp_path, DAMAGE[kind], Policy())
+    (report,) = session.reports
+    assert report.diagnoses[0].code == "NS403"
+    assert report.proof.verdict == "proven"
+    assert [entry.action.kind for entry in report.audit] == ["skip"] * 4
+    assert left["is_finite"]
+    assert not any(left["moved"].values())
+
+
+def test_such_an_update_is_made_anew_where_that_is_allowed(tmp_path):
+    policy = Policy(allow=("optimizer_swap",))
+    left, session = restored(tmp_path, DAMAGE["first moment"], policy)
+    (report,) = session.reports
+    assert [entry.action.kind for entry in report.audit] == ["rollback"]
+    assert left["is_finite"]
+    assert all(left["moved"].values())
+
+
+def test_state_that_ruins_nothing_is_asked_of_once(tmp_path):
+    left, session = restored(tmp_path, DAMAGE["negative"].replace("-1.0", "-1e-9"), Policy())
+    assert [one.code for one in session.findings] == ["NS403"]
+    assert not session.reports
+    assert left["is_finite"]
+    assert all(left["moved"].values())

@@ -19,9 +19,11 @@ from weakref import WeakKeyDictionary
 from nanstop.measure.rehearsal import CannotRehearseError, Moved, Rehearsal
 from nanstop.numerics.tensors import HALF
 from nanstop.numerics.trained import held_by
-from nanstop.records import StateRow
+from nanstop.records import StateFault, StateRow
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
     from torch.optim import Optimizer
 
@@ -42,11 +44,17 @@ class Foresight:
     def __init__(self) -> None:
         self._followed: WeakKeyDictionary[Optimizer, _Followed] = WeakKeyDictionary()
         self._present: Rehearsal | None = None
+        self._suspected: frozenset[str] = frozenset()
         self.over = False
         self.obstacle = ""
         """Why updates are followed no further."""
         self.lost_moments: tuple[StateRow, ...] = ()
         """Second moments that the update which was last said to be ruinous has lost."""
+
+    def suspect(self, faults: Sequence[StateFault]) -> None:
+        """Expect ruin of updates that go on from state which no update can have made."""
+        ruin = (fault for fault in faults if fault.kind in ("nonfinite", "negative"))
+        self._suspected = frozenset(fault.name.rpartition(":")[0] for fault in ruin)
 
     def ruinous(self, step: Step) -> tuple[Moved, ...]:
         """Return the sampled parameters that an update is about to ruin;
@@ -54,11 +62,15 @@ class Foresight:
 
         Asked once an update; gradients must be those that it will use. Synchronises the device once
         where it looks. What cannot be run on copies is followed no further. A learning rate of NaN
-        is no matter of formats: all that have a gradient are about to be ruined.
+        is no matter of formats: all that have a gradient are about to be ruined. Nor is state that
+        is ``suspect``: the parameters that it is of.
         """
-        optimizer = step.view.optimizer
-        if self.over or optimizer is None:
+        self._present, optimizer = None, step.view.optimizer
+        if optimizer is None or (self.over and not self._suspected):
             return ()
+        lost = self._suspect_in(step) if self._suspected else ()
+        if self.over or lost:
+            return lost
         lost = _at_no_rate(optimizer)
         if lost:
             names = {id(one): name for name, one in step.view.root.named_parameters()}
@@ -85,16 +97,29 @@ class Foresight:
 
     def looks(self, optimizer: Optimizer | None) -> bool:
         """Return whether the next update of an optimizer may be looked at. No device work."""
-        if self.over or optimizer is None:
-            return False
+        if optimizer is None or self.over:
+            return optimizer is not None and bool(self._suspected)
         followed = self._followed.get(optimizer)
         number = followed.num_updates if followed is not None else 0
-        return _is_time(number) or bool(_at_no_rate(optimizer))
+        return bool(self._suspected) or _is_time(number) or bool(_at_no_rate(optimizer))
+
+    def settled(self) -> None:
+        """Ask no more of what was asked last: it is cured, or ruins nothing."""
+        if self._suspected:
+            self._suspected = frozenset()
+        else:
+            self.over = True
 
     def left_out(self) -> None:
         """Forget the last rehearsal: its update was left out."""
         if self._present is not None:
             self._present.take_back()
+
+    def _suspect_in(self, step: Step) -> tuple[Moved, ...]:
+        held = {id(p) for p in held_by(step.view.optimizer) if p.grad is not None}
+        named = step.view.root.named_parameters()
+        found = (name for name, p in named if name in self._suspected and id(p) in held)
+        return tuple(Moved(name, math.nan, math.nan) for name in found)
 
 
 def _at_no_rate(optimizer: Optimizer) -> list[Tensor]:

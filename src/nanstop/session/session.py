@@ -132,6 +132,7 @@ class Session(WatchedRun):
             self._failures.begun()
         self.opened(self)
         if trains:
+            self._suspect_state()
             self._examine_setup()
             for line in said_at_start(self.facts):
                 self.announce(line)
@@ -227,6 +228,8 @@ class Session(WatchedRun):
 
     def learned(self, *, at: StepId | None = None, **facts: Any) -> None:
         self.facts = replace(self.facts, **facts)
+        if "optimizer" in facts:
+            self._suspect_state()
         self._examine_setup(at=at or self.present(), learned=tuple(facts))
 
     def raised(self, at: StepId, error: BaseException) -> None:
@@ -262,7 +265,7 @@ class Session(WatchedRun):
         if decision is not None and decision.kind == "skip":
             self._foresight.left_out()
         else:  # cured, left alone, or no more than a sample's: not asked again
-            self._foresight.over = True
+            self._foresight.settled()
         return decision
 
     def may_read_late(self, step: Step) -> bool:
@@ -350,6 +353,10 @@ class Session(WatchedRun):
     def _examine_setup(self, **seen: Any) -> None:
         """``seen``: fields of ``Evidence`` that say where something was met."""
         self._told.examine_setup(Evidence(facts=self.facts, environment=self.environment, **seen))
+
+    def _suspect_state(self) -> None:
+        optimizer = self.facts.optimizer
+        self._foresight.suspect(optimizer.state_faults if optimizer is not None else ())
 
     def _tell(self, finding: Diagnosis) -> None:
         if is_incident(finding, self.facts) and self._met_failures() is not None:

@@ -282,6 +282,7 @@ class WindowEnds:
             self._tell(decision, "done")
             if decision.kind == "rollback":
                 return True
+        self.keeper.take_out(step)
         self._host.leave_out(step)
         if decision.kind == "stop":
             self._host.stop(decision)

@@ -293,6 +293,6 @@ class Failures:
         if known.led_here:
             return bool(new)  # the weights are as those updates have left them
         return not atoms or not any(
-            failing.attempt(micro, under=lambda: applied(self._run.view, new)).failed
+            failing.attempt(micro, under=lambda: applied(failing.step.view, new)).failed
             for micro in failing.micros
         )

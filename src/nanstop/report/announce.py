@@ -48,11 +48,15 @@ def announcer(folder: Path) -> Callable[[News], None]:
 def _bars_aside() -> Iterator[None]:
     """Take the bars of tqdm's away from the terminal, where a script shows any, and draw them anew
     below what was written meanwhile.
+
+    Where it shows none, nothing is asked of tqdm: its lock is a semaphore of ``multiprocessing``,
+    which nothing releases that was made as a process ends.
     """
     tqdm: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
     with ExitStack() as stack:
-        with suppress(Exception):  # something else of that name
-            stack.enter_context(tqdm.external_write_mode(file=sys.stderr))
+        if getattr(tqdm, "_instances", ()):
+            with suppress(Exception):  # something else of that name
+                stack.enter_context(tqdm.external_write_mode(file=sys.stderr))
         yield
 
 

@@ -255,6 +255,45 @@ if __name__ == "__main__":
     assert (code, out, rows["incidents"]) == (0, "4\n", []), err
 
 
+CHILD = """
+import multiprocessing, sys
+import torch, tqdm
+
+def train(ending):
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+        if ending and step == 2:
+            sys.exit(ending)
+
+if __name__ == "__main__":
+    kind, ending = sys.argv[1], int(sys.argv[2])
+    child = multiprocessing.get_context(kind).Process(target=train, args=(ending,))
+    child.start()
+    child.join()
+    print(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending", "said"),
+    [
+        ("fork", 0, "4 steps watched, nothing found"),
+        ("fork", 3, "3 steps watched, nothing found, ended early"),
+        ("spawn", 0, "4 steps watched, nothing found"),
+        ("spawn", 3, "3 steps watched, nothing found, ended early"),
+        ("forkserver", 0, "4 steps watched, nothing found"),
+    ],
+)
+def test_what_a_child_process_trains_is_told_at_its_end(folder, kind, ending, said):
+    (folder / "child.py").write_text(CHILD)
+    code, out, err, _ = run("child.py", kind, str(ending))
+    assert (code, out, err) == (0, f"{ending}\n", f"nanstop: {said}\n")
+
+
 def test_a_hidden_sitecustomize_still_runs(folder, monkeypatch):
     hidden = folder / "hidden"
     hidden.mkdir()

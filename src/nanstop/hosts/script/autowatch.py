@@ -56,7 +56,7 @@ def install(open_session: OpenSession) -> None:
     global _open_session  # noqa: PLW0603  (the one place for it)
     if _open_session is None:
         _open_session = open_session
-        atexit.register(_finish)
+        atexit.register(finish)
         table.replace(sys, "excepthook", _uncaught)
         table.replace(threading, "excepthook", _uncaught_in_thread)
         table.replace(warnings, "showwarning", show_at_script)
@@ -142,8 +142,8 @@ def unwatch() -> None:
     _first_use = None
     table.undo()
     if _open_session is not None:
-        atexit.unregister(_finish)
-        _finish()
+        atexit.unregister(finish)
+        finish()
     _open_session = _loops = _letting_go = None
     LEFT.optimizers_at_work = tuple
     TEXTS.forget()
@@ -383,7 +383,7 @@ def _uncaught_in_thread(original: Any, died: Any) -> None:
     original(died)
 
 
-def _finish() -> None:
+def finish() -> None:
     """Finish the session of raw loops.
 
     The exit code of a script that calls ``sys.exit`` is its parent's to know.

@@ -30,6 +30,7 @@ def start() -> None:
     else:
         atexit.register(stay_interrupted)  # the first to be registered is called last
         _outlive()
+        autowatch.tell(_ChildEnd().opened)
         autowatch.install(_open_session)
 
 
@@ -63,6 +64,33 @@ def _outlive() -> None:
     else:
         if files is not None:
             autowatch.tell(files.opened)
+
+
+class _ChildEnd:
+    """Finishes what is watched in a child of ``multiprocessing`` as it ends: one that was forked
+    calls no exit handlers of Python's, but finalizers of its own
+    (https://docs.python.org/3/library/atexit.html).
+    """
+
+    def __init__(self) -> None:
+        self._process = 0
+
+    def opened(self, _: Any) -> None:
+        """Note that a training begins in this process."""
+        if os.getpid() == self._process:
+            return
+        self._process = os.getpid()
+        import multiprocessing.util
+
+        if multiprocessing.parent_process() is not None:
+            multiprocessing.util.Finalize(None, self._end, exitpriority=0)
+
+    def _end(self) -> None:
+        error = sys.exc_info()[1]  # what ends the process: nothing but multiprocessing hears of it
+        if error is not None and getattr(error, "code", 1):
+            sys.last_value = error
+        autowatch.finish()
+        atexit.unregister(autowatch.finish)
 
 
 def _open_session(view: Any, facts: Any) -> Any:

@@ -206,6 +206,18 @@ def test_trainables_and_their_gradients_are_float32(setting):
     assert {p.dtype for p in view.root.parameters()} == {torch.float16}
 
 
+@pytest.mark.parametrize("setting", ["llama fp16", "checkpointed fp16"])
+def test_float32_trainables_are_left_to_an_autocast_to_another_format(setting):
+    """What a layer emits under it depends on the layer, and the formats have to meet again."""
+    view = SETTINGS[setting]()
+    loss, gradients = run(view, autocast=torch.bfloat16)
+    with applied(view, [Atom(remedy="fp32_trainables")]):
+        inside, wide = run(view, autocast=torch.bfloat16)
+    assert {gradient.dtype for gradient in wide.values()} == {torch.float32}
+    assert torch.allclose(loss, inside, rtol=2e-2)
+    assert cosine(gradients, wide) > 0.99
+
+
 def test_what_float32_trainables_learn_is_kept_in_the_old_storage():
     view = plain(tiny.llama().half())
     view.optimizer = torch.optim.AdamW(view.root.parameters(), lr=1e-2)

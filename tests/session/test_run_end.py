@@ -184,6 +184,16 @@ def test_one_of_several_optimizers_that_trained_nothing_comes_first():
     assert line.startswith("one optimizer has trained nothing: all its 15 updates skipped; 30 ")
 
 
+def test_what_many_optimizers_lost_is_added_up():
+    steps, lost = dict.fromkeys(range(1, 7), 10), {1: 5, 2: 7, 3: 1, 4: 10, 5: 10}
+    line = ended(steps=steps, failures={"0000": 33}, codes=("NS404",), lost=lost)
+    assert line.startswith(
+        "2 optimizers have trained nothing: all their 20 updates skipped; 60 updates of several "
+        "optimizers watched, 1 incident (NS404, 33 times), 13 of 30 updates of 3 optimizers "
+        "skipped (they trained nothing)"
+    )
+
+
 @pytest.mark.parametrize("times", [1, 2, 9, 10, 11, 20, 100, 110, 1000])
 def test_an_incident_that_comes_again_is_told_at_powers_of_ten(times):
     assert bool(said_again(report("0003"), times)) == (times in (10, 100, 1000))

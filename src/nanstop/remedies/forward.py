@@ -184,11 +184,13 @@ class WideOwnerForward(Wrapper):
     inputs and its other own parameters follow.
 
     Emits what it emitted before: the format of its input, or for ids ``emitted``; float32 where
-    an island of its own was in force.
+    an island of its own was in force. Under an autocast to another format than the weights had,
+    what was emitted depended on the operation: float32 weights are left to that autocast.
     """
 
-    def __init__(self, emitted: torch.dtype) -> None:
-        self.emitted = emitted
+    def __init__(self, device_type: str, stored: torch.dtype) -> None:
+        self.device_type = device_type
+        self.stored = self.emitted = stored
         self.is_island = False
 
     def bind(self, module: nn.Module, inner: Forward) -> None:
@@ -208,6 +210,9 @@ class WideOwnerForward(Wrapper):
             yield
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
+        device = self.device_type
+        if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != self.stored:
+            return self.inner(*args, **kwargs)
         entry = entry_format(args, kwargs) or self.emitted
         args, kwargs = pytree.tree_map(widened, (args, kwargs))
         with float32_inside(self.module, recurse=False):

@@ -122,7 +122,9 @@ def fp32_trainables(view: ModelView, _: Atom) -> Iterator[None]:
         for name, module in view.root.named_modules():
             owned = [p for p in module._parameters.values() if p is not None and id(p) in chosen]
             if owned and is_callable(module):
-                undo.enter_context(forward_replaced(module, WideOwnerForward(owned[0].dtype)))
+                undo.enter_context(
+                    forward_replaced(module, WideOwnerForward(view.device_type, owned[0].dtype))
+                )
             elif owned:  # a ParameterDict: whoever it belongs to reads it
                 undo.enter_context(forward_replaced(_reader(view.root, name), Wrapper()))
         if view.optimizer is not None:

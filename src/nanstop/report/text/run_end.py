@@ -137,6 +137,10 @@ def _named(codes: Sequence[str]) -> str:
 def _untrained(run: RunEnd) -> list[str]:
     """Return what was trained by no update, for all of an optimizer were skipped."""
     lost = [num for num, of in _skipped(run) if num >= of]
+    if len(lost) > 1:
+        return [
+            f"{len(lost)} optimizers have trained nothing: all their {sum(lost)} updates skipped"
+        ]
     if len(run.steps) > 1:
         return [f"one optimizer has trained nothing: all its {num} updates skipped" for num in lost]
     return [f"nothing was trained: all {num} updates were skipped" for num in lost]
@@ -145,6 +149,8 @@ def _untrained(run: RunEnd) -> list[str]:
 def _lost(run: RunEnd) -> list[str]:
     whose = " of one optimizer" if len(run.steps) > 1 else ""
     lost = [(num, of) for num, of in _skipped(run) if num < of]
+    if len(lost) > 1:
+        whose, lost = f" of {len(lost)} optimizers", [(*map(sum, zip(*lost, strict=True)),)]
     return [f"{num} of {of} updates{whose} skipped (they trained nothing)" for num, of in lost]
 
 

@@ -517,3 +517,45 @@ def test_frightening_but_legal_values_are_no_incident_and_change_nothing(tmp_pat
     assert losses(trainer) == losses(plain)
     mine, others = weights(trainer), weights(plain)
     assert all(torch.equal(mine[name], others[name]) for name in mine)
+
+
+class Smoothed(nn.Module):
+    """Classes of which one is hidden, by a buffer or by what its forward leaves in one: smoothed
+    labels give it a share of the loss, which is infinite, and no gradient.
+    """
+
+    def __init__(self, *, is_left: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.is_left = nn.Linear(8, 6), is_left
+        self.register_buffer("hidden", torch.tensor([0.0] * 5 + [0.0 if is_left else -math.inf]))
+
+    def forward(self, x, labels=None):
+        scores = self.a(x)
+        if self.is_left:
+            self.hidden[5] = -math.inf
+        scores = scores + self.hidden
+        at = x[:, :5].argmax(1)
+        return {"loss": nn.functional.cross_entropy(scores, at, label_smoothing=0.1)}
+
+
+@pytest.mark.parametrize(("is_left", "kind"), [(False, "continue"), (True, "skip")])
+def test_what_a_buffer_came_with_is_no_reason_to_lose_an_update(tmp_path, is_left, kind):
+    args = TrainingArguments(**tiny.training_args(tmp_path, max_steps=1, optim="sgd"))
+    trainer = Trainer(Smoothed(is_left=is_left), args=args, train_dataset=Points(size=8))
+    before = weights(trainer)["a.weight"]
+    watch = train(trainer)
+    assert [row["action"] for row in rows_of(watch)] == [kind]
+    assert torch.equal(before, weights(trainer)["a.weight"]) == is_left
+
+
+@pytest.mark.parametrize(("is_left", "kind"), [(False, "continue"), (True, "skip")])
+def test_what_a_buffer_came_with_costs_a_loop_no_update(is_left, kind):
+    net = Smoothed(is_left=is_left)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    before = net.a.weight.detach().clone()
+    with nanstop.watch(net, optimizer) as watch:
+        watch.step(lambda x: net(x)["loss"], torch.randn(4, 8))
+        watch.update()
+    assert [row["action"] for row in rows_of(watch)] == [kind]
+    assert torch.equal(before, net.a.weight) == is_left

@@ -102,3 +102,5 @@ def test_numbers_that_a_function_has_no_value_for(spelled):
     found = said(lambda net, b: function(net(b["v"])).sum(), v=x())
     assert (found[0].code, found[0].confidence) == ("NS204", "certain")
     assert named in found[0].cause
+    is_below_0 = "negative" in named or "power" in named
+    assert found[0].usual_cure.startswith("Keep it from 0 on") == is_below_0

@@ -144,7 +144,7 @@ BEYOND = {
 
 @pytest.mark.parametrize("named", BEYOND)
 def test_a_number_far_below_0_has_no_root_that_could_be_proven(named):
-    """A clamp makes 0 of it, and nothing says that 0 was meant: with another number it is another loss."""
+    """Nothing says that 0 was meant: with another number it is another loss."""
 
     def loss(v, b):
         left = b["z"].abs().mean(-1) - (b["s"][:, 0] - 1)

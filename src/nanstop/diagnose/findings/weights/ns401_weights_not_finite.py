@@ -75,9 +75,9 @@ _WHO_WRITES = (
     "only: an average of weights or a copy, else the updates before."
 )
 _EVALUATE_WIDER = (
-    "Evaluate that model in bfloat16 or float32 (`fp16_full_eval` is float16): what is beyond 65504 "
-    "is infinite in float16; if it is so there too, look at what has written to it: an average of "
-    "weights or a copy, else the updates before."
+    "Evaluate that model in bfloat16 or float32 (`fp16_full_eval` is float16): what is beyond "
+    "65504 is infinite in float16; if it is so there too, look at what has written to it: an "
+    "average of weights or a copy, else the updates before."
 )
 _LOAD_IT_AGAIN = (
     "Load that model again from a checkpoint that is finite (`nanstop scan CHECKPOINT` lists what "

@@ -559,3 +559,42 @@ def test_what_a_buffer_came_with_costs_a_loop_no_update(is_left, kind):
         watch.update()
     assert [row["action"] for row in rows_of(watch)] == [kind]
     assert torch.equal(before, net.a.weight) == is_left
+
+
+class Sharp(InOrder):
+    """SAM as its own step: a batch whose first gradients are 0 moves the weights by 0 / 0, and what
+    moves them back is NaN as well.
+    """
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        loss = self.compute_loss(model, inputs) * inputs["x"].isfinite().all()
+        (loss * float(self.state.global_step != 3)).backward()
+        norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+        moves = [0.05 * p.grad / norm for p in model.parameters()]
+        for p, move in zip(model.parameters(), moves, strict=True):
+            p.data.add_(move)
+        model.zero_grad()
+        self.accelerator.backward(self.compute_loss(model, inputs))
+        for p, move in zip(model.parameters(), moves, strict=True):
+            p.data.sub_(move)
+        return loss.detach()
+
+
+@pytest.mark.parametrize(("allow", "num_steps"), [((), 4), (("form",), 6)])
+def test_weights_that_a_step_breaks_itself_have_the_line_that_did_it(tmp_path, allow, num_steps):
+    settings = {"max_steps": 6, "optim": "sgd", "learning_rate": 1e-2}
+    args = TrainingArguments(**tiny.training_args(tmp_path, **settings))
+    trainer = Sharp(Perceptron(), args=args, train_dataset=Points())
+    stops = contextlib.nullcontext() if allow else pytest.raises(nanstop.TrainingStopped)
+    watch = nanstop.watch(trainer, policy=nanstop.Policy(allow=allow), out=tmp_path)
+    with stops:
+        trainer.train()
+    (incident,) = watch.incidents
+    first = incident.diagnoses[0]
+    assert (first.code, incident.incident.at.step) == ("NS206", 3)
+    assert incident.localization.first_bad.source.text.startswith("moves = ")
+    assert incident.proof.verdict == "proven"
+    assert trainer.state.global_step == num_steps
+    assert not allow or all(p.isfinite().all() for p in trainer.model.parameters())

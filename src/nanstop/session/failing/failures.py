@@ -26,7 +26,6 @@ from nanstop.prove.failing_step import (
     WayBack,
     failing_step,
     pending_update,
-    update_at_fault,
 )
 from nanstop.prove.reference.ladder import bounded
 from nanstop.records import Action, AuditEntry, FailureKey, Proof, Report, Signal, StateRow
@@ -273,11 +272,8 @@ class Failures:
         if found.bad_params:
             found.written_by = self._run.written_by(found.bad_params)
             names = () if several or rewritten else found.bad_params
-            broken = found.stage("rewind", lambda: update_at_fault(step, rewind, names))
-            if isinstance(broken, FailingStep):
+            if (broken := found.broken_by(step, rewind, names)) is not None:
                 return broken
-            if broken == found.at.step - 1:
-                found.remade_finite = broken
         if step is None:
             return None
         found.stage("compiled", lambda: note_compiled(step))
@@ -294,7 +290,8 @@ class Failures:
         way_back, clean = failing is not None and failing.update, found.may_pass
         # Ranks that have agreed go back together, or not at all.
         lost = bool((now.agreed or now.by_itself) and found.bad_params and not way_back)
-        lost = lost or found.remade_finite is not None  # by what is not made again
+        # By what is not made again, or by what this step does to them itself.
+        lost = lost or found.remade_finite is not None or found.is_broken_within
         action = self._choose(found.key, now, failing, proof, replays_clean=clean, lost=lost)
         return self._new(found, action, now, failing)
 

@@ -598,3 +598,37 @@ def test_weights_that_a_step_breaks_itself_have_the_line_that_did_it(tmp_path, a
     assert incident.proof.verdict == "proven"
     assert trainer.state.global_step == num_steps
     assert not allow or all(p.isfinite().all() for p in trainer.model.parameters())
+
+
+class Switched(nn.Module):
+    """Two heads, of which an attribute says which is in use, as adapters are switched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.policy, self.reference, self.in_use = nn.Linear(8, 4), nn.Linear(8, 4), "policy"
+
+    def forward(self, x, labels=None):
+        del labels
+        return getattr(self, self.in_use)(x).log_softmax(-1)
+
+
+class Kept(Trainer):
+    is_switched = True
+
+    def compute_loss(self, model, inputs, *_args, **_details):
+        model.in_use = "reference" if self.is_switched else "policy"
+        with torch.no_grad():
+            wanted = model(inputs["x"])
+        model.in_use = "policy"
+        scores = model(inputs["x"])
+        return (scores.exp() * (scores - wanted)).sum(-1).mean() - 0.1 * scores[:, 0].mean()
+
+
+@pytest.mark.parametrize(("is_switched", "codes"), [(True, set()), (False, {"NS118"})])
+def test_what_a_loss_switches_between_two_calls_is_no_evidence(tmp_path, is_switched, codes):
+    args = TrainingArguments(**tiny.training_args(tmp_path, max_steps=6, optim="sgd"))
+    trainer = Kept(Switched(), args=args, train_dataset=Points())
+    trainer.is_switched = is_switched
+    watch = train(trainer)
+    assert {one.code for one in watch.findings} & {"NS118"} == codes

@@ -27,8 +27,10 @@ from nanstop.replay.step import Batch, Step, gradients_of
 from nanstop.tracing.op_patches import Look, ReachedError, SecondRun
 from nanstop.tracing.recorder import Op, Recorder, Trace, Value
 
-_SAME_LOSS = 1e-3
-"""Share of a loss by which two runs of one micro-batch differ at the most, by rounding."""
+_SAME_LOSS, _COMPILED_LOSS = 1e-5, 1e-2
+"""Share of a loss by which two runs of one micro-batch differ at the most, by rounding; of one that
+was compiled, and is run again without.
+"""
 
 
 @frozen
@@ -212,7 +214,8 @@ def gives_its_loss(step: Step) -> bool:
     known = step.losses[0] if step.losses else None
     if known is None or known.numel() != 1:
         return True
-    return math.isclose(first_loss(step, nullcontext()), float(known), rel_tol=_SAME_LOSS)
+    share = _COMPILED_LOSS if step.facts.compiled else _SAME_LOSS
+    return math.isclose(first_loss(step, nullcontext()), float(known), rel_tol=share)
 
 
 @contextmanager

@@ -1161,6 +1161,9 @@ def test_what_is_evaluated_may_be_no_model_that_the_losses_are_of():
     found = check("NS401", replace(given, incident=then))
     assert found.cause.startswith("1 parameter not finite in the model that was evaluated")
     assert "an average of weights or a copy" in found.usual_cure
+    half = replace(event(), inputs=(stats("float16", posinf=3), stats("float16")))
+    half = replace(evidence(localization(half, origin="from_param", culprit="w")), incident=then)
+    assert check("NS401", half).usual_cure.startswith("Evaluate that model in bfloat16")
     loaded = RunFacts(odd_weights=(stats("float32", name="w", nan=8),))
     found = check("NS401", replace(given, incident=replace(then, facts=loaded)))
     assert found.cause == "1 parameter not finite before the first step"

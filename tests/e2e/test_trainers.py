@@ -517,3 +517,118 @@ def test_frightening_but_legal_values_are_no_incident_and_change_nothing(tmp_pat
     assert losses(trainer) == losses(plain)
     mine, others = weights(trainer), weights(plain)
     assert all(torch.equal(mine[name], others[name]) for name in mine)
+
+
+class Smoothed(nn.Module):
+    """Classes of which one is hidden, by a buffer or by what its forward leaves in one: smoothed
+    labels give it a share of the loss, which is infinite, and no gradient.
+    """
+
+    def __init__(self, *, is_left: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.is_left = nn.Linear(8, 6), is_left
+        self.register_buffer("hidden", torch.tensor([0.0] * 5 + [0.0 if is_left else -math.inf]))
+
+    def forward(self, x, labels=None):
+        scores = self.a(x)
+        if self.is_left:
+            self.hidden[5] = -math.inf
+        scores = scores + self.hidden
+        at = x[:, :5].argmax(1)
+        return {"loss": nn.functional.cross_entropy(scores, at, label_smoothing=0.1)}
+
+
+@pytest.mark.parametrize(("is_left", "kind"), [(False, "continue"), (True, "skip")])
+def test_what_a_buffer_came_with_is_no_reason_to_lose_an_update(tmp_path, is_left, kind):
+    args = TrainingArguments(**tiny.training_args(tmp_path, max_steps=1, optim="sgd"))
+    trainer = Trainer(Smoothed(is_left=is_left), args=args, train_dataset=Points(size=8))
+    before = weights(trainer)["a.weight"]
+    watch = train(trainer)
+    assert [row["action"] for row in rows_of(watch)] == [kind]
+    assert torch.equal(before, weights(trainer)["a.weight"]) == is_left
+
+
+@pytest.mark.parametrize(("is_left", "kind"), [(False, "continue"), (True, "skip")])
+def test_what_a_buffer_came_with_costs_a_loop_no_update(is_left, kind):
+    net = Smoothed(is_left=is_left)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    before = net.a.weight.detach().clone()
+    with nanstop.watch(net, optimizer) as watch:
+        watch.step(lambda x: net(x)["loss"], torch.randn(4, 8))
+        watch.update()
+    assert [row["action"] for row in rows_of(watch)] == [kind]
+    assert torch.equal(before, net.a.weight) == is_left
+
+
+class Sharp(InOrder):
+    """SAM as its own step: a batch whose first gradients are 0 moves the weights by 0 / 0, and what
+    moves them back is NaN as well.
+    """
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        loss = self.compute_loss(model, inputs) * inputs["x"].isfinite().all()
+        (loss * float(self.state.global_step != 3)).backward()
+        norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+        moves = [0.05 * p.grad / norm for p in model.parameters()]
+        for p, move in zip(model.parameters(), moves, strict=True):
+            p.data.add_(move)
+        model.zero_grad()
+        self.accelerator.backward(self.compute_loss(model, inputs))
+        for p, move in zip(model.parameters(), moves, strict=True):
+            p.data.sub_(move)
+        return loss.detach()
+
+
+@pytest.mark.parametrize(("allow", "num_steps"), [((), 4), (("form",), 6)])
+def test_weights_that_a_step_breaks_itself_have_the_line_that_did_it(tmp_path, allow, num_steps):
+    settings = {"max_steps": 6, "optim": "sgd", "learning_rate": 1e-2}
+    args = TrainingArguments(**tiny.training_args(tmp_path, **settings))
+    trainer = Sharp(Perceptron(), args=args, train_dataset=Points())
+    stops = contextlib.nullcontext() if allow else pytest.raises(nanstop.TrainingStopped)
+    watch = nanstop.watch(trainer, policy=nanstop.Policy(allow=allow), out=tmp_path)
+    with stops:
+        trainer.train()
+    (incident,) = watch.incidents
+    first = incident.diagnoses[0]
+    assert (first.code, incident.incident.at.step) == ("NS206", 3)
+    assert incident.localization.first_bad.source.text.startswith("moves = ")
+    assert incident.proof.verdict == "proven"
+    assert trainer.state.global_step == num_steps
+    assert not allow or all(p.isfinite().all() for p in trainer.model.parameters())
+
+
+class Switched(nn.Module):
+    """Two heads, of which an attribute says which is in use, as adapters are switched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.policy, self.reference, self.in_use = nn.Linear(8, 4), nn.Linear(8, 4), "policy"
+
+    def forward(self, x, labels=None):
+        del labels
+        return getattr(self, self.in_use)(x).log_softmax(-1)
+
+
+class Kept(Trainer):
+    is_switched = True
+
+    def compute_loss(self, model, inputs, *_args, **_details):
+        model.in_use = "reference" if self.is_switched else "policy"
+        with torch.no_grad():
+            wanted = model(inputs["x"])
+        model.in_use = "policy"
+        scores = model(inputs["x"])
+        return (scores.exp() * (scores - wanted)).sum(-1).mean() - 0.1 * scores[:, 0].mean()
+
+
+@pytest.mark.parametrize(("is_switched", "codes"), [(True, set()), (False, {"NS118"})])
+def test_what_a_loss_switches_between_two_calls_is_no_evidence(tmp_path, is_switched, codes):
+    args = TrainingArguments(**tiny.training_args(tmp_path, max_steps=6, optim="sgd"))
+    trainer = Kept(Switched(), args=args, train_dataset=Points())
+    trainer.is_switched = is_switched
+    watch = train(trainer)
+    assert {one.code for one in watch.findings} & {"NS118"} == codes

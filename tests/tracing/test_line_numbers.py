@@ -2,7 +2,7 @@
 
 import pytest
 
-from nanstop.tracing.source.line_numbers import zeros_of_line
+from nanstop.tracing.source.line_numbers import zeros_handed_on, zeros_of_line
 
 HEAD = """
 import sys
@@ -112,3 +112,56 @@ def test_the_body_of_a_loop_is_none_of_its_line(tmp_path):
 def test_what_is_added(tmp_path):
     line = f"return {ASKED} or (x + self.tau) * (x + 0.0)"
     assert of_line(tmp_path, line, "addend") == [("self.tau", 0.0, (("self.tau", 0.0),))]
+
+
+HANDED = {
+    "by name": ("divide(x, by=self.tau)", "self.tau"),
+    "in its place": ("divide(x, 1 - 2 * self.smoothing)", "1 - 2 * self.smoothing"),
+    "of a method by name": ("library.method(x, by=self.tau)", "self.tau"),
+    "beside another 0": ("divide(x, by=self.tau, axis=count)", "self.tau"),
+}
+NOT_HANDED = {
+    "another argument": "divide(x, axis=count)",
+    "of a method in its place": "library.method(x, self.tau)",
+    "a literal": "divide(x, 0.0)",
+    "two calls": "[divide(x, self.tau), divide(x, count)]",
+    "nothing": "divide(x)",
+    "several at once": "divide(*[x, self.tau])",
+}
+LIBRARY = """
+import sys
+
+
+class Library:
+    def method(self, x, by=0.0, axis=-1):
+        return found(sys._getframe(1), [sys._getframe()], place) or [x / by]
+
+
+def divide(x, by=0.0, axis=-1):
+    return found(sys._getframe(1), [sys._getframe()], place) or [x / by]
+
+
+library = Library()
+"""
+
+
+def handed_on(folder, call):
+    known = {"found": zeros_handed_on, "place": "divisor", "__name__": "a_library"}
+    for name, text in ("a_library", LIBRARY), ("a_script", f"{HEAD}    return {call}\n"):
+        path = folder / f"{name}.py"
+        path.write_text(text)
+        exec(compile(text, str(path), "exec"), known)
+    found = known["run"](known["Config"](), 3.0)
+    return [one.text for one in found]
+
+
+@pytest.mark.parametrize("named", HANDED)
+def test_what_a_line_hands_to_a_function_that_divides_by_it(tmp_path, named):
+    call, text = HANDED[named]
+    assert handed_on(tmp_path, call) == [text]
+
+
+@pytest.mark.parametrize("named", NOT_HANDED)
+def test_what_is_not_known_to_be_handed_on(tmp_path, named):
+    with pytest.raises(ZeroDivisionError):
+        handed_on(tmp_path, NOT_HANDED[named])

@@ -30,6 +30,7 @@ from nanstop.numerics.tensors import HALF, floats, is_plain, pieces
 from nanstop.records import Probe, RunFacts, StepId, formats
 from nanstop.records.facts import BY_HAND
 from nanstop.replay.step import ModelView, Step, gradients_of, scale_of
+from nanstop.tracing.record_step import gives_its_loss
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -159,10 +160,12 @@ class EarlySteps:
             self._open.discard("objective")
             with suppress(Exception):  # a healthy run that cannot be run again is none to speak of
                 equal = Equals()
-                found = at_once(step, equal) | found
+                seen = at_once(step, equal)
                 if not self._begun or self._begun[0]() is step.view.optimizer:
-                    found["objective"] += self._own_reference.take(step, equal)
-                    found["objective"] += self._equal_halves.take(step)
+                    seen["objective"] += self._own_reference.take(step, equal)
+                    seen["objective"] += self._equal_halves.take(step)
+                if not any(seen.values()) or gives_its_loss(step):
+                    found = seen | found
         elif rows := self._followed(step):
             found["objective"] = rows
         if "casts" in wanted:
@@ -186,6 +189,7 @@ class EarlySteps:
                 rows += self._own_reference.again(step)
             if step.id.step == self._equal_halves.next:
                 rows += self._equal_halves.take(step)
+            return rows if not rows or gives_its_loss(step) else ()
         return rows
 
     def _wanted(self, step: int, facts: RunFacts) -> set[str]:

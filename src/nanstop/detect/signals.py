@@ -4,7 +4,7 @@ The same for every host.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from nanstop.decide.apart import ByItself
@@ -46,21 +46,24 @@ class Alarm:
     interrupt: KeyboardInterrupt | None = None
 
 
-def alarm_of_reading(step: Step, reading: Reading) -> Alarm | None:
+def alarm_of_reading(
+    step: Step, reading: Reading, are_buffers_spoilt: Callable[[], bool] = lambda: False
+) -> Alarm | None:
     """Return what is wrong with a window, or None: an infinite norm of finite gradients is no
-    failure of any of them.
+    failure of any of them. ``are_buffers_spoilt``: whether it has left in a buffer what is not
+    finite; asked where a loss is not.
 
     The phase is where the first sign was seen; an investigation says itself where the failure was
     born. Where something is wrong it synchronises the device several times.
     """
-    found = None if reading.quiet else _found_in(step, reading)
+    found = None if reading.quiet else _found_in(step, reading, are_buffers_spoilt)
     if found is not None and step.facts.is_updated_inside:
         # By now the step's own update may have made them bad.
         return replace(found, bad_params=(), bad_state=())
     return found
 
 
-def _found_in(step: Step, reading: Reading) -> Alarm | None:
+def _found_in(step: Step, reading: Reading, are_buffers_spoilt: Callable[[], bool]) -> Alarm | None:
     seen = micros_read(step)
     signals: tuple[Signal, ...] = tuple(
         Signal(
@@ -74,7 +77,7 @@ def _found_in(step: Step, reading: Reading) -> Alarm | None:
     gradients = {name: p.grad for name, p in parameters_of(step.view).items()}
     bad = nonfinite(gradients)
     if signals:
-        left = bad or nonfinite(dict(step.view.root.named_buffers()))
+        left = bad or are_buffers_spoilt()
         found = alarm(step.view, step.id, signals, "forward")
         return replace(found, harmless=not left and not reading.found_inf)
     if not bad:

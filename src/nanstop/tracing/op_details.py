@@ -28,9 +28,9 @@ from nanstop.records.values import origin_of
 from nanstop.tracing import operators
 from nanstop.tracing.definitions.once_more import rerun_reference, rerun_wider, unwritten
 from nanstop.tracing.operators import operands_of, outputs_of
-from nanstop.tracing.places import user_frame
+from nanstop.tracing.places import frames_within, user_frame
 from nanstop.tracing.source.holders import Holder, holder_of
-from nanstop.tracing.source.line_numbers import zeros_of_line
+from nanstop.tracing.source.line_numbers import zeros_handed_on, zeros_of_line
 
 StorageNames = Mapping[int, Sequence[tuple[range, str]]]
 """By the address of a storage the bytes that each tensor with a name takes there."""
@@ -171,7 +171,8 @@ def _zeros(read: Iterable[TensorStats], numbers: Iterable[float]) -> tuple[LineN
     if frame is None:
         return ()
     if 0.0 in numbers:
-        return zeros_of_line(frame, "divisor")
+        called = frames_within(frame)
+        return zeros_of_line(frame, "divisor") or zeros_handed_on(frame, called, "divisor")
     return zeros_of_line(frame, "addend") if any(stats.zeros for stats in read) else ()
 
 

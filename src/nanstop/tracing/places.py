@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+from collections.abc import Iterator
 from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
 from typing import Any
@@ -19,7 +20,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.nn.modules import module as hooks
 
 from nanstop.frozen import frozen
-from nanstop.own_code import is_library, is_wrapper
+from nanstop.own_code import is_library, is_own, is_wrapper
 from nanstop.records import SourceLine
 from nanstop.replay.conditions import inside_transform
 
@@ -276,3 +277,12 @@ def user_frame() -> FrameType | None:
     while frame is not None and is_wrapper(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def frames_within(frame: FrameType) -> Iterator[FrameType]:
+    """Yield the frames that one has called down to here, the innermost first, but nanstop's."""
+    inner: FrameType | None = sys._getframe(1)
+    while inner is not None and inner is not frame:
+        if not is_own(inner.f_code.co_filename):
+            yield inner
+        inner = inner.f_back

@@ -4,6 +4,7 @@ May synchronise the device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import field
@@ -25,6 +26,11 @@ from nanstop.replay.conditions import Under, eager, forward_only
 from nanstop.replay.step import Batch, Step, gradients_of
 from nanstop.tracing.op_patches import Look, ReachedError, SecondRun
 from nanstop.tracing.recorder import Op, Recorder, Trace, Value
+
+_SAME_LOSS, _COMPILED_LOSS = 1e-5, 1e-2
+"""Share of a loss by which two runs of one micro-batch differ at the most, by rounding; of one that
+was compiled, and is run again without.
+"""
 
 
 @frozen
@@ -198,6 +204,18 @@ def first_loss(step: Step, mode: AbstractContextManager[Any]) -> float:
         let_go(error)
     with step.isolated(), mode:
         return float(step.run(0).detach())
+
+
+def gives_its_loss(step: Step) -> bool:
+    """Return whether a step's first micro-batch, run again, gives the loss that it gave: a run by
+    what was recorded lacks what a script switches between two calls of its models (adapters), and
+    says nothing of the run then. Undone; synchronises the device. Raises what the run raises.
+    """
+    known = step.losses[0] if step.losses else None
+    if known is None or known.numel() != 1:
+        return True
+    share = _COMPILED_LOSS if step.facts.compiled else _SAME_LOSS
+    return math.isclose(first_loss(step, nullcontext()), float(known), rel_tol=share)
 
 
 @contextmanager

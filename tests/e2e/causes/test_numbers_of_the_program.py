@@ -3,6 +3,7 @@
 import numpy
 import pytest
 import torch
+from torch.nn import functional as F
 
 from e2e.one_step import said, x
 
@@ -40,11 +41,13 @@ OPTIONS = Options()
 NAMED = {
     "1 / 0": lambda net, b: net(b["v"]) / OPTIONS.eps,
     "0 / 0": lambda net, b: (net(b["v"]) * 0.0) / (1 - 2 * OPTIONS.smoothing),
+    "in a function": lambda net, b: F.gumbel_softmax(net(b["v"]), tau=OPTIONS.eps),
 }
 SPELLED = {
     "1 / 0": "Inf from a division by `OPTIONS.eps`, which is the number 0,",
     "0 / 0": "NaN from a division by `1 - 2 * OPTIONS.smoothing`, which is the number 0: "
     "`OPTIONS.smoothing` is 0.5,",
+    "in a function": "from a division by `OPTIONS.eps`, which is the number 0,",
 }
 
 
@@ -99,3 +102,5 @@ def test_numbers_that_a_function_has_no_value_for(spelled):
     found = said(lambda net, b: function(net(b["v"])).sum(), v=x())
     assert (found[0].code, found[0].confidence) == ("NS204", "certain")
     assert named in found[0].cause
+    is_below_0 = "negative" in named or "power" in named
+    assert found[0].usual_cure.startswith("Keep it from 0 on") == is_below_0

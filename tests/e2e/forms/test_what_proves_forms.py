@@ -136,6 +136,42 @@ def test_a_logarithm_of_a_ratio_with_0_in_the_data_proves_no_guard():
     assert incident.proof.verdict != "proven"
 
 
+BEYOND = {
+    "root": lambda c: c.sqrt(),
+    "power": lambda c: c**1.5,
+}
+
+
+@pytest.mark.parametrize("named", BEYOND)
+def test_a_number_far_below_0_has_no_root_that_could_be_proven(named):
+    """Nothing says that 0 was meant: with another number it is another loss."""
+
+    def loss(v, b):
+        left = b["z"].abs().mean(-1) - (b["s"][:, 0] - 1)
+        return (v.mean(-1) - BEYOND[named](left)).square().mean()
+
+    def below(given):
+        given["s"][1] = 5.0
+
+    watch, _ = investigated(loss, below)
+    (incident,) = watch.incidents
+    assert incident.diagnoses[0].code == "NS204"
+    assert incident.proof.verdict != "proven"
+
+
+def test_a_number_that_rounding_took_below_0_has_the_root_of_0():
+    def below(given):
+        given["z"][1] = 0.0
+
+    def loss(v, b):
+        left = b["z"].square().mean(-1) - 1e-13 * (b["z"] == 0).all(-1)
+        return (v.mean(-1) + left.sqrt()).mean()
+
+    watch, _ = investigated(loss, below)
+    (incident,) = watch.incidents
+    assert incident.proof.verdict == "proven"
+
+
 @pytest.mark.parametrize(
     ("loss", "name"), [(of_a_scale, "scale"), (of_sines, "angle")], ids=["scale", "sines"]
 )

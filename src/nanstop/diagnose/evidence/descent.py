@@ -7,9 +7,12 @@ from __future__ import annotations
 from nanstop.frozen import frozen
 from nanstop.records import Change, OpEvent, TensorStats
 from nanstop.records.vocabulary import Descent
+from nanstop.wording import number
 
 CONTRACTIONS = ("mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addbmm", "mul")
 """Operations by which weights weigh values; a product by hand is summed afterwards."""
+_OF_POSITIVE = ("sqrt", "rsqrt", "log", "log2", "log10")
+_WITHIN_ONE = ("acos", "asin", "atanh")
 MODEST_EXPONENT = 8.0
 """An argument of which every exponential fits in float16."""
 
@@ -81,3 +84,30 @@ def kept_from_zero(read: Operand, *, is_nan: bool = False) -> str:
     if is_nan:
         return _OF_BOTH
     return _OF_MODEL if read.is_a("parameter") else _OF_DATA
+
+
+def outside_of(event: OpEvent) -> str:
+    """Return which numbers a function of one number was given that have no value, "" where they
+    are not known.
+    """
+    read = event.inputs[0] if event.inputs else None
+    least = (read.minimum if read is not None else None) or 0.0
+    if read is None:
+        return ""
+    if event.name in _OF_POSITIVE and least < 0.0:
+        return f"the `{event.name}` of negative numbers, down to {number(least)}"
+    if event.name == "log1p" and least < -1.0:
+        return f"the `log1p` of numbers below -1, down to {number(least)}"
+    if event.name == "pow" and least < 0.0:
+        return f"negative numbers, down to {number(least)}, to a power that is not whole"
+    if event.name in _WITHIN_ONE and read.absmax > 1.0:
+        beyond = number(read.absmax - 1)
+        return f"the `{event.name}` of numbers beyond 1 in magnitude, by up to {beyond}"
+    return ""
+
+
+def is_below_0(event: OpEvent) -> bool:
+    """Return whether a function that has a value from 0 on was given negative numbers."""
+    read = event.inputs[0] if event.inputs else None
+    least = (read.minimum if read is not None else None) or 0.0
+    return least < 0.0 and event.name in (*_OF_POSITIVE, "pow")

@@ -265,7 +265,7 @@ class LoopController:
     # ---- what a window's end asks for
 
     def alarm_of(self, step: LoopStep, reading: Reading) -> Alarm | None:
-        found = alarm_of_reading(step, reading)
+        found = alarm_of_reading(step, reading, step.has_spoilt_buffers)
         seen = found is not None and not found.harmless
         if not (seen or reading.quiet) and nonfinite(step.replicas.parts()):
             found = arrived(step) if found is None else replace(found, harmless=False)

@@ -91,6 +91,10 @@ class LoopStep:
     def is_local(self) -> bool:
         return is_here(self.view.root, self.replicas)
 
+    def has_spoilt_buffers(self) -> bool:
+        """Return whether it has left in a buffer what is not finite and was before."""
+        return self.buffers.spoilt(self.start)
+
     @property
     def condition(self) -> str:
         """Under what of the script's own alone the window fails when it is run again, or ""."""

@@ -68,6 +68,9 @@ class BufferGroup:
     def tensors(self) -> list[Tensor]:
         return [one for notes in self._known.values() for one in notes.tensors()]
 
+    def spoilt(self, noted: Sequence[Any]) -> bool:
+        return any(notes.spoilt(values) for notes, values in noted)
+
     def kept(self, *noted: Sequence[Any]) -> AbstractContextManager[None]:
         return self._within(BufferNotes.kept, noted)
 

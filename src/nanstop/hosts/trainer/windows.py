@@ -243,7 +243,7 @@ class TrainerWindows:
             self._num_overflows = 0
             return None
         if reading.bad_losses or not reading.found_inf:
-            return alarm_of_reading(step, reading)
+            return alarm_of_reading(step, reading, step.has_spoilt_buffers)
         self._num_overflows = (self._num_overflows + 1) % PATIENCE
         if self._num_overflows:
             return None

@@ -49,12 +49,13 @@ def kept(call: Call, at_line: Callable[[], bool], *, is_far: bool = False) -> An
 
 
 def otherwise(call: Call, at_line: Callable[[], bool]) -> Any:
-    """Return what ``answer`` does, but another number for what is infinite, if that is a logarithm
-    of data alone: that of a weight has a slope, which 0 has not.
+    """Return what ``answer`` does, but another number for what is infinite, or has no value, if
+    that is a logarithm of data alone: that of a weight has a slope, which 0 has not.
     """
     guard = _OTHERWISE.get(call.name)
     is_trained = any(isinstance(one, Tensor) and one.requires_grad for one in call.args)
-    if guard is None or not at_line() or (is_trained and guard is not _large):
+    has_slope = guard not in (_large, _mirrored)
+    if guard is None or not at_line() or (is_trained and has_slope):
         return answer(call, at_line)
     with no_choices():
         found = guard(call)
@@ -72,6 +73,18 @@ def _large(call: Call) -> Any:
     largest = known.nan_to_num(0.0, 0.0, 0.0).abs().amax().clamp(min=1.0)
     made_up = own.isinf() & known.isfinite()
     return torch.where(made_up, torch.copysign(largest.to(own.dtype), own), found)
+
+
+def _mirrored(call: Call) -> Any:
+    """Return what ``_large`` does, but for a negative number that has no root the one of its
+    magnitude: where only rounding took it below 0, that is next to 0 as well.
+    """
+    found, read = _large(call), call.read
+    if not isinstance(found, Tensor) or read is None or not read.is_floating_point():
+        return found
+    other = call.of_another(read.detach().abs()).detach()
+    made_up = call.run().detach().isnan() & (read.detach() < 0) & other.isfinite()
+    return torch.where(made_up, other.to(found.dtype), found)
 
 
 def is_guarded(call: Call) -> bool:
@@ -368,6 +381,7 @@ _GUARDS: Mapping[str, Callable[[Call], Any]] = {
 }
 _OTHERWISE: Mapping[str, Callable[[Call], Any]] = {
     **dict.fromkeys(("log", "log2", "log10"), partial(_logarithm, power=0.5)),
-    **dict.fromkeys(("div", "reciprocal", "rsqrt", "pow"), _large),
+    **dict.fromkeys(("div", "reciprocal"), _large),
+    **dict.fromkeys(("sqrt", "rsqrt", "pow"), _mirrored),
     **{name: _within(*ends, sum(ends) / 2, 0.5) for name, ends in BETWEEN_POLES.items()},
 }

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from nanstop.frozen import frozen
+from nanstop.numerics.tensors import bad_mask, is_inexact
 from nanstop.replay.conditions import unrecorded
 from nanstop.replay.untouched import TensorMemory, copy_of, holds, versions_kept, write
 
@@ -32,6 +33,12 @@ class Buffers(Protocol):
 
     def tensors(self) -> list[Tensor]:
         """Return the buffers that there are now."""
+        ...
+
+    def spoilt(self, notes: Any, /) -> bool:
+        """Return whether anything in a buffer is not finite that was finite when it was noted.
+        Synchronises the device.
+        """
         ...
 
     def kept(self, *notes: Any) -> AbstractContextManager[None]:
@@ -92,6 +99,15 @@ class BufferNotes:
         """Return the buffers that there are now."""
         return [one for one in (holder[name] for holder, name in self._places) if one is not None]
 
+    def spoilt(self, notes: Sequence[_BufferNote]) -> bool:
+        """Return whether a buffer has what is not finite where its note is finite: a mask of -Inf
+        that it came with is none of a step's doing.
+        """
+        return any(
+            note.spoilt(holder[name])
+            for (holder, name), note in zip(self._places, notes, strict=True)
+        )
+
     @contextmanager
     def kept(self, *notes: Sequence[_BufferNote]) -> Iterator[None]:
         """Undo on exit what is done to the buffers inside, and to tensors of earlier ``notes``
@@ -150,3 +166,11 @@ class _BufferNote:
         Reads its version, not its values.
         """
         return present is not self.tensor or self.tensor._version != self.version
+
+    def spoilt(self, present: Tensor | None) -> bool:
+        """Return whether the buffer is not finite now where the copy is."""
+        if present is None or not is_inexact(present):
+            return False
+        if present.shape != self.copy.shape:
+            return bool(bad_mask(present).any())
+        return bool((bad_mask(present) & ~bad_mask(self.copy)).any())

@@ -23,7 +23,6 @@ from nanstop.prove.failing_step import (
     WayBack,
     failing_step,
     pending_update,
-    update_at_fault,
 )
 from nanstop.prove.reference.ladder import bounded
 from nanstop.records import Action, Report, Signal, StateRow
@@ -268,11 +267,8 @@ class Failures:
         if found.bad_params:
             found.written_by = self._run.written_by(found.bad_params)
             names = () if several or rewritten else found.bad_params
-            broken = found.stage("rewind", lambda: update_at_fault(step, rewind, names))
-            if isinstance(broken, FailingStep):
+            if (broken := found.broken_by(step, rewind, names)) is not None:
                 return broken
-            if broken == found.at.step - 1:
-                found.remade_finite = broken
         if step is None:
             return None
         found.stage("compiled", lambda: note_compiled(step))

@@ -19,7 +19,8 @@ from nanstop.numerics.room import let_go
 from nanstop.numerics.weights import odd_weights
 from nanstop.prove.bad_samples import bad_places
 from nanstop.prove.course import Course
-from nanstop.prove.failing_step import FailingStep
+from nanstop.prove.failing_step import FailingStep, WayBack, update_at_fault
+from nanstop.prove.failing_within import failing_within
 from nanstop.records import (
     AuditEntry,
     BatchFact,
@@ -81,6 +82,7 @@ class Investigation:
     born_on: tuple[int, ...] | None = None
     rewritten_at: tuple[SourceLine, ...] | None = None
     remade_finite: int | None = None
+    is_broken_within: bool = False
     written_by: tuple[SourceLine, ...] = ()
     put_right: tuple[str, ...] = ()
     batch: tuple[BatchFact, ...] = ()
@@ -119,6 +121,25 @@ class Investigation:
             let_go(error)
             self.failures.append(f"{name}: {brief(error)}")
         return None
+
+    def broken_by(
+        self, step: Step | None, rewind: WayBack | None, names: tuple[str, ...]
+    ) -> FailingStep | None:
+        """Return the failing step of the update that broke weights, or this one where it breaks
+        them before its update; None where neither is known.
+        """
+        broken = self.stage("rewind", lambda: update_at_fault(step, rewind, names))
+        if isinstance(broken, FailingStep):
+            return broken
+        if broken is None or broken != self.at.step - 1:
+            return None
+        is_own = self.rewritten_at is None
+        within = self.stage("rewind", lambda: failing_within(step, rewind)) if is_own else None
+        if within is None:
+            self.remade_finite = broken
+        else:
+            self.is_broken_within, self.bad_params = True, ()
+        return within
 
     def runs_alone(self, step: Step) -> bool:
         """Return whether one rank can run a step again without the others; if not, why is noted."""

@@ -61,7 +61,8 @@ class Outcomes:
         way_back, clean = failing is not None and failing.update, found.may_pass
         # Ranks that have agreed go back together, or not at all.
         lost = bool((now.agreed or now.by_itself) and found.bad_params and not way_back)
-        lost = lost or found.remade_finite is not None  # by what is not made again
+        # By what is not made again, or by what this step does to them itself.
+        lost = lost or found.remade_finite is not None or found.is_broken_within
         action = self.choose(found.key, now, failing, proof, replays_clean=clean, lost=lost)
         return self.new(found, action, now, failing)
 

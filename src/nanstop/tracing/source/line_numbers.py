@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from inspect import CO_OPTIMIZED, getattr_static
 from types import FrameType
@@ -53,6 +53,54 @@ def zeros_of_line(frame: FrameType, place: NumberPlace) -> tuple[LineNumber, ...
             said = tuple((name, float(number)) for name, number in of.items())
             found[ast.unparse(node)] = LineNumber(text=ast.unparse(node), value=0.0, of=said)
     return tuple(found.values())
+
+
+def zeros_handed_on(
+    frame: FrameType, called: Iterable[FrameType], place: NumberPlace
+) -> tuple[LineNumber, ...]:
+    """Return the numbers that are 0 and that the running line of a frame hands to a function which
+    divides by them, multiplies with them or adds them. ``called``: the frames in between, the
+    innermost first; the first of which the line has such a number is that function's.
+    """
+    for inner in called:
+        code = inner.f_code
+        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        names = [one.text for one in zeros_of_line(inner, place)]
+        if names:
+            handed = [_handed(frame, inner, name) for name in names if name in arguments]
+            return tuple(one for one in handed if one is not None)
+    return ()
+
+
+def _handed(frame: FrameType, inner: FrameType, name: str) -> LineNumber | None:
+    """Return what the one call of a function in a running line gives as the argument of a name; in
+    its place only where the function is no method, which is given its object before.
+    """
+    tree, code, line = tree_of(frame.f_code.co_filename), inner.f_code, frame.f_lineno
+    around = [] if tree is None else nodes_around(tree, line, ast.stmt)
+    if not around:
+        return None
+    calls = [
+        node
+        for node in _expressions(max(around, key=lambda node: node.lineno))
+        if isinstance(node, ast.Call) and _last_name(node.func) == code.co_name
+    ]
+    if len(calls) != 1:
+        return None
+    given = [word.value for word in calls[0].keywords if word.arg == name]
+    if not given and getattr(inner.f_globals.get(code.co_name), "__code__", None) is code:
+        given = calls[0].args[: code.co_argcount][code.co_varnames.index(name) :][:1]
+    of: dict[str, Number] = {}
+    if not given or _Variables(frame).value(given[0], of) != 0 or not of:
+        return None
+    said = tuple((variable, float(number)) for variable, number in of.items())
+    return LineNumber(text=ast.unparse(given[0]), value=0.0, of=said)
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _placed(tree: ast.AST, line: int, place: NumberPlace) -> Iterator[ast.expr]:

@@ -63,7 +63,14 @@ from nanstop.diagnose.evidence.candidates import (
     left_out,
     without_rows,
 )
-from nanstop.diagnose.evidence.descent import Operand, kept_from_zero, operand, zero_divisor
+from nanstop.diagnose.evidence.descent import (
+    Operand,
+    is_below_0,
+    kept_from_zero,
+    operand,
+    outside_of,
+    zero_divisor,
+)
 from nanstop.diagnose.evidence.hidden_choices import (
     hidden_advice,
     hidden_cause,
@@ -86,7 +93,6 @@ from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats, op_name
 from nanstop.records.formats import NARROW
 from nanstop.wording import number
 
-_OF_POSITIVE = ("sqrt", "rsqrt", "log", "log2", "log10")
 _ALIGNMENTS = ("_ctc_loss", "_cudnn_ctc_loss")
 _NO_PATH = (
     "a text has more labels than its frames can spell, with a blank between two that are equal"
@@ -94,7 +100,6 @@ _NO_PATH = (
 _LEAVE_OUT = (
     "`zero_infinity=True` (in transformers `config.ctc_zero_infinity`) leaves such texts out"
 )
-_WITHIN_ONE = ("acos", "asin", "atanh")
 
 _NO_CANCELLING = (
     "Let nothing cancel before it: `x.var()` in place of the mean of squares less the square of "
@@ -107,6 +112,11 @@ _KEEP_FROM_0 = (
 _WITHIN_BOUNDS = (
     "Keep that number where the function has a value, where the program makes it: a share, a "
     "schedule, an option."
+)
+_FROM_0_ON = (
+    "Keep it from 0 on where it is made: `F.softplus(x) + 1e-6` for what is learned, `x.var()` for "
+    "the mean of squares less the square of the mean, `x.clamp(min=1e-12)` where only rounding "
+    "takes it below."
 )
 _WITHIN_CHECK = (
     "Keep it within its bounds where it is made: `F.softplus(x) + 1e-6` for what has to be above "
@@ -187,9 +197,9 @@ def _usual(evidence: Evidence, event: OpEvent) -> str:
     if _rounded_out(evidence, event):
         return _NO_CANCELLING
     alone = operand(event, 0) if len(event.inputs) == 1 else None
-    if alone is not None and alone.is_constant and _outside(event):
+    if alone is not None and alone.is_constant and outside_of(event):
         return _WITHIN_BOUNDS
-    return hidden_advice(evidence) or _off_zero(event)
+    return hidden_advice(evidence) or _off_zero(event) or (_FROM_0_ON if is_below_0(event) else "")
 
 
 def _off_zero(event: OpEvent) -> str:
@@ -244,7 +254,7 @@ def _tested(evidence: Evidence, event: OpEvent) -> tuple[str, ...]:
 def _rounded_out(evidence: Evidence, event: OpEvent) -> tuple[str, ...]:
     """Return that only rounding took numbers to where a function has no value, where it did."""
     found = evidence.localization
-    if found is None or found.in_float64 != "finite" or not _outside(event):
+    if found is None or found.in_float64 != "finite" or not outside_of(event):
         return ()
     return ("computed in float64, with all before it, it is finite: only rounding took it there",)
 
@@ -324,7 +334,7 @@ def _made(evidence: Evidence, event: OpEvent, output: TensorStats, written: str)
         was = "was rounded to 0" if rounded_at(evidence) else "is 0"
         return f"{kind} from a division by {_meaning(divisor)} that {_where(divisor, was)}"
     given = [stats for stats in event.inputs if not stats.finite]
-    outside = _outside(event) if output.nan and not given else ""
+    outside = outside_of(event) if output.nan and not given else ""
     if outside:
         return f"{kind} from {outside}"
     if _does_not_fit(event) or hidden_cause(evidence):
@@ -345,26 +355,6 @@ def _of_finite(event: OpEvent, kind: str) -> str:
     if zeros and zeros == sum(one.num_bad for one in event.outputs):
         return f"{kind} from finite inputs where they are 0"
     return f"{kind} from finite inputs{below}"
-
-
-def _outside(event: OpEvent) -> str:
-    """Return which numbers a function of one number was given that have no value, "" where they
-    are not known.
-    """
-    read = event.inputs[0] if event.inputs else None
-    least = (read.minimum if read is not None else None) or 0.0
-    if read is None:
-        return ""
-    if event.name in _OF_POSITIVE and least < 0.0:
-        return f"the `{event.name}` of negative numbers, down to {number(least)}"
-    if event.name == "log1p" and least < -1.0:
-        return f"the `log1p` of numbers below -1, down to {number(least)}"
-    if event.name == "pow" and least < 0.0:
-        return f"negative numbers, down to {number(least)}, to a power that is not whole"
-    if event.name in _WITHIN_ONE and read.absmax > 1.0:
-        beyond = number(read.absmax - 1)
-        return f"the `{event.name}` of numbers beyond 1 in magnitude, by up to {beyond}"
-    return ""
 
 
 def _meaning(divisor: Operand) -> str:

@@ -74,6 +74,11 @@ _WHO_WRITES = (
     "Look at what has written to the model that was evaluated, and let it write finite numbers "
     "only: an average of weights or a copy, else the updates before."
 )
+_EVALUATE_WIDER = (
+    "Evaluate that model in bfloat16 or float32 (`fp16_full_eval` is float16): what is beyond "
+    "65504 is infinite in float16; if it is so there too, look at what has written to it: an "
+    "average of weights or a copy, else the updates before."
+)
 _LOAD_IT_AGAIN = (
     "Load that model again from a checkpoint that is finite (`nanstop scan CHECKPOINT` lists what "
     "is not), or mend what fills or trains it."
@@ -100,7 +105,9 @@ def check(evidence: Evidence) -> Diagnosis | None:
     came = came_broken(evidence, named)
     # Losses tell of the model that is trained; what is evaluated may be an average of its weights.
     is_evaluated = not came and incident is not None and incident.phase in _EVALUATES
-    at_load = _IN_A_WIDER_FORMAT if _is_cut_off(found) else _ANOTHER_CHECKPOINT
+    is_cut_off = _is_cut_off(found)
+    at_load = _IN_A_WIDER_FORMAT if is_cut_off else _ANOTHER_CHECKPOINT
+    at_evaluation = _EVALUATE_WIDER if is_cut_off else _WHO_WRITES
     return Diagnosis(
         code="NS401",
         title=f"weights not finite: {listed(named)}",
@@ -110,7 +117,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         lines=("the forward pass began with what was not finite; it was written before",),
         remedies=_row_initialisations(evidence, named),
         where=named[0],
-        usual_cure=at_load if came else _WHO_WRITES if is_evaluated else "",
+        usual_cure=at_load if came else at_evaluation if is_evaluated else "",
     )
 
 

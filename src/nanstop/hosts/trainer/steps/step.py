@@ -78,6 +78,11 @@ class HfStep:
             return True
         return self.facts.ranks_agree and is_here(self.host.root, self.replicas)
 
+    def has_spoilt_buffers(self) -> bool:
+        """Return whether it has left in a buffer what is not finite and was before."""
+        notes = self.window.micros[0].buffers
+        return bool(notes) and self.host.buffers.spoilt(notes)
+
     def rewritten_at(self) -> tuple[SourceLine, ...] | None:
         return self.window.rewritten_at
 

@@ -16,7 +16,7 @@ from nanstop.decide.agreement import Ranks
 from nanstop.decide.apart import decide_apart
 from nanstop.decide.policy import decide
 from nanstop.decide.remembered import PolicyState, begun, completed
-from nanstop.decide.repeats import Repeats, is_one_more, left_alone, names_samples
+from nanstop.decide.repeats import Repeats, goes_on_alone, is_one_more, names_samples
 from nanstop.errors import NanstopError
 from nanstop.localize.met_before import BadTensors, is_at_same_line
 from nanstop.numerics.room import let_go
@@ -57,7 +57,7 @@ class Failures:
         self._run = run
         self._state = PolicyState()
         self._last_signature: tuple[object, ...] | None = None
-        self._last_optimizer = 0
+        self._last_optimizer, self._harmless_at = 0, -1
         self._others_passed = False
 
     @property
@@ -65,12 +65,14 @@ class Failures:
         """How many updates of each optimizer were left out in the present training."""
         return {one.optimizer: one.num for one in self._state.lost}
 
-    def passed(self, optimizer: int | None) -> None:
-        """Note that an update of an optimizer (None: the only one) was applied: no row of its
-        failures goes on.
+    def passed(self, step: int, optimizer: int | None) -> None:
+        """Note that an update of an optimizer (None: the only one) was applied: no row of failures
+        goes on, but one of losses alone.
         """
         self._state = completed(self._state, optimizer)
-        if optimizer is None or self._last_optimizer in (0, optimizer):
+        if step != self._harmless_at and (
+            optimizer is None or self._last_optimizer in (0, optimizer)
+        ):
             self._last_signature = None
         self._others_passed = True
 
@@ -128,10 +130,7 @@ class Failures:
         can_skip: bool,
         meeting: Meeting = ALONE,
     ) -> Conclusion | None:
-        """Investigate a failure, as ``WatchedRun.failed`` says.
-
-        None: it is explained, and there is nothing left to decide.
-        """
+        """Investigate a failure, as ``WatchedRun.failed`` says; None where nothing is to decide."""
         first = alarm.signals[0]
         now = FailurePoint.of(
             step,
@@ -148,15 +147,16 @@ class Failures:
             return self._again(known, now) if now.can_skip else None
         if alarm.phase in ("evaluate", "generate") and self._stands_still():
             return None
-        signature = (alarm.phase, bool(alarm.bad_params), type(alarm.error), first.source)
+        self._harmless_at = now.at.step if now.harmless else -1
+        of = (alarm.phase, bool(alarm.bad_params), type(alarm.error), first.source, now.harmless)
         goes_on = now.optimizer == self._last_optimizer or not self._others_passed
-        if signature == self._last_signature and goes_on and self.known.reports:
+        if of == self._last_signature and goes_on and self.known.reports:
             latest = self.known.reports[-1]
-            if left_alone(latest):
+            if goes_on_alone(latest, is_harmless=now.harmless):
                 return replace(self._again(latest, now), like_the_last=True)
             if is_one_more(latest, self._state.in_a_row(now.optimizer)):
                 return self._again(latest, now, proof=latest.proof)
-        self._last_signature, self._last_optimizer = signature, now.optimizer
+        self._last_signature, self._last_optimizer = of, now.optimizer
         self._others_passed = False
         found = Investigation(
             facts=replace(self._run.facts, devices=meeting.devices),

@@ -123,7 +123,6 @@ class Collectives:
                 stack.enter_context(_Answered(self, notes))
             yield
 
-
     @contextmanager
     def of_update(self, *, world_size: int) -> Iterator[None]:
         """Return the context that an update of one of ``world_size`` processes is made again in:

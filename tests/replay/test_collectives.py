@@ -10,8 +10,9 @@ import torch
 from torch import distributed, nn
 
 from fnstep import FnStep
+from nanstop.errors import NanstopError
 from nanstop.hosts.sharded.store_ranks import StoreRanks
-from nanstop.replay.collectives import other
+from nanstop.replay.collectives import Collectives, other
 from nanstop.replay.rerun import attempt, communicates
 
 
@@ -104,3 +105,12 @@ def test_what_nobody_reads_is_answered_where_ranks_come_apart():
     second.batches[0]["x"] = torch.ones(1, 4)
     again, _ = together(first, step(alone))
     assert again.digest == made.digest
+
+
+def test_an_update_that_is_made_again_alone_waits_for_nobody():
+    brought = torch.ones(2)
+    with Collectives().of_update(world_size=1):
+        distributed.all_reduce(brought)
+    again = Collectives().of_update(world_size=2)
+    with pytest.raises(NanstopError, match="needs the other processes"), again:
+        distributed.all_reduce(brought)

@@ -10,7 +10,7 @@ from nanstop.decide.policy import DATA_REMEDIES
 from nanstop.records import FailureKey, Report
 
 _EACH_LOOKED_INTO = 3
-"""Failures of a row whose updates are left out;
+"""Failures of a row whose updates are left out, or finite;
 of those that follow each one whose number is a power of two.
 """
 
@@ -72,8 +72,20 @@ def is_one_more(latest: Report, row: int) -> bool:
     into ever more seldom, and not at all what the same weights led to.
     """
     skipped = latest.audit[-1].action.kind == "skip"
-    looked_into = row <= _EACH_LOOKED_INTO or row & (row - 1) == 0
-    return skipped and row > 0 and (latest.led_here or not looked_into)
+    return skipped and row > 0 and (latest.led_here or not _is_looked_into(row))
+
+
+def goes_on_alone(latest: Report, *, is_harmless: bool) -> bool:
+    """Return whether a failure that looks like the last, about which nothing was done, is taken for
+    it. Of updates that are finite, which ``is_harmless`` says, such may come in each step for
+    another cause than before.
+    """
+    return left_alone(latest) and not (is_harmless and _is_looked_into(latest.count))
+
+
+def _is_looked_into(row: int) -> bool:
+    """Return whether the failure that follows ``row`` of its kind is looked into."""
+    return row <= _EACH_LOOKED_INTO or row & (row - 1) == 0
 
 
 def left_alone(report: Report) -> bool:

@@ -60,7 +60,7 @@ class Scene:
     def grid(self) -> Grid | None:
         """The rows and the length of the token ids, None where there are none."""
         ids = self.step.view.token_ids(self.step.batches[self.micro])
-        if ids is None or ids.dim() != 2:
+        if ids is None or ids.dim() != 2 or ids.is_nested:
             return None
         return Grid((int(ids.shape[0]), int(ids.shape[1])), self.step.view.root)
 
@@ -80,7 +80,7 @@ class Scene:
             return None
         entries = self.step.batches[self.micro].values()
         first = next((v for v in entries if isinstance(v, Tensor) and v.dim()), None)
-        return int(first.shape[0]) if first is not None else None
+        return int(first.shape[0]) if first is not None and not first.is_nested else None
 
 
 def _is_mask(tensor: Tensor) -> bool:

@@ -266,6 +266,11 @@ def bad_mask(tensor: Tensor) -> Tensor:
     return ~torch.isfinite(tensor)
 
 
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Return the lengths of a tensor's dimensions; none of a nested one, whose rows differ."""
+    return () if tensor.is_nested else tuple(tensor.shape)
+
+
 @torch.no_grad()
 def measure(tensor: Tensor, name: str | None = None) -> TensorStats:
     """Return the full range of a tensor of any shape and format.
@@ -276,7 +281,7 @@ def measure(tensor: Tensor, name: str | None = None) -> TensorStats:
     ``absmax``, ``minimum`` and ``zeros`` only, and of a tensor that cannot be looked at (meta,
     nested, quantized, empty) only shape and format are known.
     """
-    shape = () if tensor.is_nested else tuple(tensor.shape)
+    shape = shape_of(tensor)
     known = {"shape": shape, "dtype": format_name(tensor.dtype), "device": tensor.device.type}
     parts = [p.detach() for p in dense_parts(tensor) if p.numel() > 0 and not p.is_quantized]
     if not parts:

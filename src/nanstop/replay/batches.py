@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nanstop.numerics.tensors import dense_parts, format_name, in_float64
+from nanstop.numerics.tensors import dense_parts, format_name, in_float64, shape_of
 from nanstop.records import BatchFact
 from nanstop.records.vocabulary import IGNORED_LABEL
 from nanstop.replay.step import Batch
@@ -23,9 +23,12 @@ def num_samples(batch: Batch) -> int | None:
     for itself.
     """
     given = [value for value in batch.values() if isinstance(value, Tensor) and value.dim()]
-    lengths = {value.shape[0] for value in given}
-    is_dense = all(value.layout is torch.strided for value in given)
-    return lengths.pop() if len(lengths) == 1 and is_dense else None
+    lengths = {value.size(0) for value in given}  # a nested one may have no shape
+    return lengths.pop() if len(lengths) == 1 and all(map(_is_dense, given)) else None
+
+
+def _is_dense(value: Tensor) -> bool:
+    return value.layout is torch.strided and not value.is_nested
 
 
 def batch_facts(batch: Batch, micro: int) -> tuple[BatchFact, ...]:
@@ -33,7 +36,7 @@ def batch_facts(batch: Batch, micro: int) -> tuple[BatchFact, ...]:
     Synchronises once an entry.
     """
     return tuple(
-        (_batch_fact if value.layout is torch.strided else _sparse_fact)(str(name), value, micro)
+        (_batch_fact if _is_dense(value) else _sparse_fact)(str(name), value, micro)
         for name, value in batch.items()
         if isinstance(value, Tensor)
     )
@@ -73,9 +76,12 @@ def _batch_fact(name: str, value: Tensor, micro: int) -> BatchFact:
 
 
 def _sparse_fact(name: str, value: Tensor, micro: int) -> BatchFact:
-    """Return what a sparse tensor holds: its entries, of which none is a sample."""
-    entries = torch.cat([part.flatten() for part in dense_parts(value)])
-    return replace(_batch_fact(name, entries[None], micro), shape=tuple(value.shape), bad_rows=())
+    """Return what a sparse tensor holds: its entries, of which none is a sample; of a nested one
+    not where its rows begin, which are numbers as well.
+    """
+    parts = (value.values(),) if value.is_nested else dense_parts(value)
+    entries = torch.cat([part.flatten() for part in parts])
+    return replace(_batch_fact(name, entries[None], micro), shape=shape_of(value), bad_rows=())
 
 
 def _bad_rows(finite: Tensor) -> tuple[int, ...]:

@@ -123,6 +123,19 @@ class Collectives:
                 stack.enter_context(_Answered(self, notes))
             yield
 
+    @contextmanager
+    def of_update(self, *, world_size: int) -> Iterator[None]:
+        """Return the context that an update of one of ``world_size`` processes is made again in:
+        the others come to the collectives of an optimizer's own only where they make it, too.
+
+        Errors inside it: ``NanstopError`` for a collective that this rank would wait in alone.
+        """
+        if world_size == 1 or self._ranks.size > 1:
+            yield
+            return
+        with eager(), _Answered(self, ()):
+            yield
+
 
 def finite(value: Tensor) -> Tensor:
     """Return a tensor with 1 for each number that is not finite."""

@@ -213,7 +213,7 @@ class Session(WatchedRun):
     def completed(self, step: int, *, optimizer: int | None = None) -> None:
         self._count(step, optimizer)
         if self._failures is not None:
-            self._failures.passed(optimizer)
+            self._failures.passed(step, optimizer)
         self._looks.updated(step)
 
     def left_out(self, step: int, *, optimizer: int | None = None) -> None:

@@ -127,7 +127,7 @@ class Places:
         """
         if not self._stack:
             return True
-        return self._stack[-1] == "" and next(module.parameters(), None) is not None
+        return self._stack[-1] == "" and next(iter(module.parameters()), None) is not None
 
     def _adopt(self, module: nn.Module) -> None:
         """Name the parts of a model that is not under the root (a reference model) after its

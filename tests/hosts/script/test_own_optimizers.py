@@ -4,7 +4,8 @@ whatever they read.
 
 import pytest
 
-from loop_scripts import ReplayingSession, run_script, same
+from loop_scripts import ReplayingSession, investigated, run_script, same
+from nanstop.records import Report
 
 SCRIPT = """
 import torch
@@ -85,3 +86,41 @@ for step in range(6):""",
     watched = run_script(tmp_path / "a.py", source, session, BAD=True, LEAVES_OUT=False)
     assert watched["ASKED"] == 4, "the window of the update that raised goes on in the next"
     assert all(one.isfinite().all() for one in watched["PARAMETERS"])
+
+
+DIVIDES = """
+import torch
+from torch import nn
+
+class Curvature(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, dict(lr=lr))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                kept = state.setdefault("kept", torch.zeros_like(p))
+                moved = state.setdefault("moved", torch.zeros_like(p))
+                moved.mul_(0.9).add_(p.grad / kept)
+                kept.add_(p.grad.square())
+                p.sub_(moved, alpha=group["lr"])
+
+torch.manual_seed(0)
+for kind in (torch.optim.SGD, Curvature):
+    net = nn.Linear(4, 2)
+    optimizer = kind(net.parameters(), lr=0.1)
+    for step in range(2):
+        net(torch.rand(8, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_state_that_the_failing_update_has_broken_itself_is_no_cause(tmp_path):
+    _, news = investigated(tmp_path / "divides.py", DIVIDES)
+    report = next(one for one in news if isinstance(one, Report))
+    assert report.diagnoses[0].code == "NS402"
+    assert "NS403" not in [one.code for one in report.diagnoses]
+    assert report.localization.first_bad.source.text == "moved.mul_(0.9).add_(p.grad / kept)"

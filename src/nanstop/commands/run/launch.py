@@ -46,7 +46,7 @@ _OURS_ALONE = ("--on-failure", "--on-stop", "--allow", "--show-text", "--hang", 
 """Options that a command hardly has itself."""
 _NOTHING_SEEN = (
     "nanstop: nothing was watched: neither a Trainer nor an optimizer of torch has made a step"
-    " outside of what `torch.compile` has compiled\n"
+    " outside of what `torch.compile` has compiled, or of the first call of a model\n"
 )
 
 

@@ -181,6 +181,7 @@ class LoopStep:
         with ExitStack() as undo:
             for optimizer, rates in mine + others:
                 undo.enter_context(at_rates(optimizer, rates, self.usual))
+            undo.enter_context(self.collectives.of_update(world_size=self.facts.world_size))
             self.apply(self.view)
 
     def update_of(self, names: Collection[str]) -> LoopStep:

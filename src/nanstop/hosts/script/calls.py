@@ -22,6 +22,7 @@ from nanstop.hosts.script.own_calls import InnerCall, calls_itself
 from nanstop.hosts.script.state import LoopState
 from nanstop.hosts.script.steps import NO_MODEL
 from nanstop.hosts.script.window import (
+    ScriptWindow,
     device_of,
     has_buffers,
     has_parameters,
@@ -85,6 +86,8 @@ class Calls:
         A trainable module called by the loop is a root.
         """
         watched = self._state.idle or self._state.takes_over(module)
+        if id(module) in self._state.roots.loops:
+            return original(module, *args, **kwargs)
         if watched and torch.is_grad_enabled() and is_trainable(module):
             self._state.claim()
             is_within = calls_itself(type(module))
@@ -112,6 +115,8 @@ class Calls:
     def call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Stand in for a root class's ``__call__``."""
         if not self._state.idle and not self._state.takes_over(module):
+            return original(module, *args, **kwargs)
+        if self._state.roots.loops and id(module) in self._state.roots.loops:
             return original(module, *args, **kwargs)
         again = on_one_rank(module)
         return self._called(partial(original, module), module, args, kwargs, again=again)
@@ -151,15 +156,28 @@ class Calls:
             return function(*args, **kwargs)
         micro.tape.stop()
         rng = self._state.rng.note() if micro.tape.has_model else micro.rng
+        num_inside = self._state.roots.num_inside
         try:
             with self._state.pause(), self._state.roots.paused():
                 result = micro.tape.call(function, args, kwargs, recorded=again, rng=rng)
         except Exception as error:
             self._judge.refusals.raised(error)
             raise
+        if self._state.roots.num_inside != num_inside and not _has_graph(result):
+            self._leave_to_its_loop(module)
+            return result
         self._tape_ops(micro)
         self._state.watch_writes()
         return result
+
+    def _leave_to_its_loop(self, module: nn.Module) -> None:
+        """Record nothing of a call that made updates and has left nothing to go back from: it is a
+        loop of its own, whose models are the roots from the next call on.
+        """
+        self._state.drop()
+        if not self._state.window.micros:
+            self._state.window = ScriptWindow(closed=True)
+        self._state.roots.hold_loop(module)
 
     def _begun(self, module: nn.Module) -> TapedMicro | None:
         """Return the micro-batch that a model call belongs to.
@@ -361,6 +379,10 @@ def _aside(
     trains = any(part.training for part in module.modules())
     is_alike = _comes_out_alike(module) if trains else None
     return tape.call(function, args, kwargs, recorded=recorded, always=False, is_alike=is_alike)
+
+
+def _has_graph(result: Any) -> bool:
+    return any(one.requires_grad for one in tensors(result))
 
 
 def _comes_out_alike(module: nn.Module) -> Callable[[TapedCall], bool]:

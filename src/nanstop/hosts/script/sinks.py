@@ -251,6 +251,7 @@ class Sinks:
         An optimizer's pre-hook.
         """
         if not self._state.idle:
+            self._state.roots.update_inside()
             return None
         if self._open.updates and self._open.begins_inherited(optimizer):
             self._look_inside(optimizer)

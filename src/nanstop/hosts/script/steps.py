@@ -37,7 +37,7 @@ from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
 from nanstop.living import living
 from nanstop.measure.accounts.weight_writes import WeightWrites
-from nanstop.numerics.tensors import by_torch_alone, format_name
+from nanstop.numerics.tensors import by_torch_alone, format_name, shape_of
 from nanstop.numerics.trained import held_by
 from nanstop.records import LoadFacts, SourceLine
 from nanstop.session.watched_run import Writers
@@ -189,7 +189,7 @@ class Steps:
                 [m for m in window.micros if isinstance(m, TapedMicro)],
                 held_by(view.optimizer),
             ),
-            batch_shape=tuple(inputs[0].shape) if inputs else None,
+            batch_shape=shape_of(inputs[0]) if inputs else None,
             sinks=tuple(window.sinks),
             sink_at=source_line(window.sink_at),
             loss_factor=window.loss_factor,

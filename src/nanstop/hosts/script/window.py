@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -89,13 +89,27 @@ class BufferGroup:
 class RootSearch:
     """Looks at every model call until it ends: those that the loop itself makes are roots.
 
-    ``stand_in`` looks.
+    ``stand_in`` looks. ``num_inside``: updates that were made inside of a call of something;
+    ``loops``: modules whose own call is a training, by their ids: what that calls are the roots.
     """
 
     def __init__(self, table: Table) -> None:
         self.stand_in: Callable[..., Any]
         self._table = table
         self.goes_on = False
+        self.num_inside = 0
+        self.loops: dict[int, ref[nn.Module]] = {}
+
+    def update_inside(self) -> None:
+        """Note an update that is made inside of a call."""
+        if not torch.compiler.is_compiling():  # a number that moves is compiled anew each time
+            self.num_inside += 1
+
+    def hold_loop(self, module: nn.Module) -> None:
+        """Have the calls that a module makes be looked at, and no longer its own."""
+        key, loops = id(module), self.loops
+        loops[key] = ref(module, lambda _: loops.pop(key, None))
+        self.begin()
 
     def begin(self) -> None:
         if not self.goes_on:
@@ -308,7 +322,8 @@ def is_trainable(module: nn.Module) -> bool:
 
 
 def has_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
+    # A model's own ``parameters`` may return a list, which is iterated over as well.
+    return next(iter(module.parameters()), None) is not None
 
 
 def has_buffers(module: nn.Module) -> bool:

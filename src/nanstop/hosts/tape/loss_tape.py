@@ -95,7 +95,7 @@ class LossTape:
         micro = self._micro
         if micro is None or get_ident() != self._thread:
             return original(module, *args, **kwargs)
-        if next(module.parameters(), None) is None or not micro.tape.stop():
+        if next(iter(module.parameters()), None) is None or not micro.tape.stop():
             return original(module, *args, **kwargs)
         if not torch.is_grad_enabled():
             num, line = self.without_graph.get(module, (0, user_line()))

@@ -213,7 +213,7 @@ def rewards_at(trainer: Any) -> tuple[SourceLine, ...]:
 def reward_models(trainer: Any) -> tuple[tuple[str, str], ...]:
     """Return the name and the format of the weights of each reward function that is a model."""
     named = [(m, str(name)) for m, name in _named_rewards(trainer) if isinstance(m, nn.Module)]
-    first = ((name, next(model.parameters(), None)) for model, name in named)
+    first = ((name, next(iter(model.parameters()), None)) for model, name in named)
     return tuple((name, format_name(one.dtype)) for name, one in first if one is not None)
 
 

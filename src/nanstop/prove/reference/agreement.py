@@ -129,7 +129,7 @@ def _pieces(
     """Yield a gradient of two sets in parts, in one dimension and in float64; zeros where one has
     none. All of it at once would be many times the gradient.
     """
-    found = [one[name].flatten() if name in one else None for one in (first, second)]
+    found = [_in_a_row(one[name]) if name in one else None for one in (first, second)]
     place = _place([one.device for one in found if one is not None])
     num = _PIECE_ON_HOST if place.type == "cpu" else _PIECE
     for start in range(0, max(one.numel() for one in found if one is not None), num):
@@ -138,6 +138,11 @@ def _pieces(
         zeros = torch.zeros(like.shape, dtype=torch.float64, device=place)
         own, other = (zeros if part is None else part.to(place).double() for part in parts)
         yield own, other
+
+
+def _in_a_row(gradient: Tensor) -> Tensor:
+    """Return a gradient in one dimension: of a sparse one, as large as its weight is."""
+    return (gradient if gradient.layout is torch.strided else gradient.to_dense()).flatten()
 
 
 def _place(devices: Sequence[torch.device]) -> torch.device:

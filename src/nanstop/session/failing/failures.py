@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nanstop.decide.agreement import Ranks
-from nanstop.decide.repeats import Repeats, is_one_more, left_alone, names_samples
+from nanstop.decide.repeats import Repeats, goes_on_alone, is_one_more, names_samples
 from nanstop.errors import NanstopError
 from nanstop.localize.met_before import BadTensors, is_at_same_line
 from nanstop.numerics.room import let_go
@@ -52,7 +52,7 @@ class Failures:
         self._run = run
         self._outcomes = Outcomes(run, self.known)
         self._last_signature: tuple[object, ...] | None = None
-        self._last_optimizer = 0
+        self._last_optimizer, self._harmless_at = 0, -1
         self._others_passed = False
 
     @property
@@ -60,12 +60,14 @@ class Failures:
         """How many updates of each optimizer were left out in the present training."""
         return self._outcomes.lost
 
-    def passed(self, optimizer: int | None) -> None:
-        """Note that an update of an optimizer (None: the only one) was applied: no row of its
-        failures goes on.
+    def passed(self, step: int, optimizer: int | None) -> None:
+        """Note that an update of an optimizer (None: the only one) was applied: no row of failures
+        goes on, but one of losses alone.
         """
         self._outcomes.passed(optimizer)
-        if optimizer is None or self._last_optimizer in (0, optimizer):
+        if step != self._harmless_at and (
+            optimizer is None or self._last_optimizer in (0, optimizer)
+        ):
             self._last_signature = None
         self._others_passed = True
 
@@ -140,11 +142,13 @@ class Failures:
             return self._outcomes.again(known, now) if now.can_skip else None
         if alarm.phase in ("evaluate", "generate") and self._stands_still():
             return None
-        signature = (alarm.phase, bool(alarm.bad_params), type(alarm.error), first.source)
+        self._harmless_at = now.at.step if now.harmless else -1
+        kind = (alarm.phase, bool(alarm.bad_params), type(alarm.error))
+        signature = (*kind, first.source, now.harmless)
         goes_on = now.optimizer == self._last_optimizer or not self._others_passed
         if signature == self._last_signature and goes_on and self.known.reports:
             latest = self.known.reports[-1]
-            if left_alone(latest):
+            if goes_on_alone(latest, is_harmless=now.harmless):
                 return replace(self._outcomes.again(latest, now), like_the_last=True)
             if is_one_more(latest, self._outcomes.in_a_row(now.optimizer)):
                 return self._outcomes.again(latest, now, proof=latest.proof)

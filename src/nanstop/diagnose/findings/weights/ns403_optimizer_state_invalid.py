@@ -119,9 +119,11 @@ def _finding(state: str, said: str, lines: tuple[str, ...]) -> Diagnosis:
 
 def _at_the_start(evidence: Evidence, faults: tuple[StateFault, ...]) -> Diagnosis | None:
     """Return the standing finding; of an incident, that weights may have broken of it."""
-    met = evidence.incident
+    met, found = evidence.incident, evidence.localization
     if not faults or (met is not None and not met.bad_params):
         return None
+    if found is not None and found.key.phase == "optimizer" and found.origin == "born_here":
+        return None  # the update that made the bad number has left it in the state as well
     named = [fault.name for fault in faults]
     worst, optimizer = faults[0], standing(evidence).optimizer
     is_coarse = optimizer is not None and optimizer.state_bits is not None

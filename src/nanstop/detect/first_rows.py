@@ -137,7 +137,8 @@ def counted(
     run: a loss of rows without any label is 0 or NaN, and another one has other labels than those
     that are seen here. ``has_ids``: whether the model reads tokens.
     """
-    batch = {name: given for name, given in batch.items() if not given.is_nested}
+    # Beside tensors a batch holds numbers that a call was given.
+    batch = {n: one for n, one in batch.items() if not getattr(one, "is_nested", False)}
     labels = _labels(batch)
     ids = _text_ids(batch, view, labels) if has_ids else None
     rows = labels[0] if labels else ids

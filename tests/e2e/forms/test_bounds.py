@@ -64,6 +64,27 @@ def test_a_bound_is_typed_beside_a_sample_that_is_left_out():
     assert "usual cure" not in text
 
 
+def of_shares(v, b):
+    return -torch.log(b["s"] * (1.0 + v)).mean()
+
+
+def negative(given):
+    given["s"][1] = -1.0
+
+
+def below_0_by_rounding(given):
+    given["s"][1] = -1e-12
+
+
+@pytest.mark.parametrize(
+    ("spoil", "verdict"), [(negative, {"plausible", "isolated"}), (below_0_by_rounding, {"proven"})]
+)
+def test_a_bound_is_proven_for_what_rounding_took_below_0_and_no_further(spoil, verdict):
+    incident, _ = shown(of_shares, spoil)
+    assert {atom.value for atom in typed_cure(incident.proof)} == {"bounded"}
+    assert incident.proof.verdict in verdict
+
+
 def test_what_is_only_plausible_is_not_applied():
     watch, _ = investigated(of_an_estimate, far_above, allow=("form",))
     (incident,) = watch.incidents

@@ -14,6 +14,7 @@ from remedies.forms.test_log_space import under_form
 from remedies.views import View
 
 OF = {"exp": lambda x: x.exp(), "log": lambda x: torch.log(input=x)}
+BETWEEN = {"atanh": lambda x: torch.atanh(x)}
 
 
 @given(st.floats(-100.0, 200.0, width=32))
@@ -53,10 +54,23 @@ def test_another_bound_is_another_number_only_where_no_weight_has_a_part():
     usual = math.log(1e-8)
     assert of(0.0, is_trained=True) == pytest.approx(usual)
     assert of(0.0, is_trained=False) > usual + 1.0
+    assert of(-1e-9, is_trained=True) == pytest.approx(usual)
+    assert of(-2.0, is_trained=True) == pytest.approx(math.log(2.0))
+
+
+@pytest.mark.parametrize(("number", "is_same"), [(0.5, True), (1.0000001, True), (1.7, False)])
+def test_what_lies_far_beyond_a_pole_is_another_number_under_another_bound(number, is_same):
+    def of(value):
+        atom = Atom(remedy="form", target=line_of("atanh"), value=value)
+        with applied(View(torch.nn.Identity()), (atom,)):
+            return BETWEEN["atanh"](torch.tensor(number, requires_grad=True)).item()
+
+    assert math.isfinite(of("other_bound"))
+    assert (of("bounded") == of("other_bound")) == is_same
 
 
 def line_of(name):
-    return f"{__file__}:{OF[name].__code__.co_firstlineno}"
+    return f"{__file__}:{(OF | BETWEEN)[name].__code__.co_firstlineno}"
 
 
 def test_a_form_of_another_name_is_an_error():

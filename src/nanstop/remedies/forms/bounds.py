@@ -22,7 +22,8 @@ from nanstop.replay.path import no_choices
 
 def answer(call: Call, at_line: Callable[[], bool], *, is_other: bool = False) -> Any:
     """Return what a call returns of numbers within its bound where the line is meant. ``is_other``:
-    within another bound; of what has a pole where no weight has a part in it.
+    within another bound; of what has a pole where no weight has a part in it. What lies beyond the
+    pole is then as far on this side of it: next to it where only rounding took it there.
     """
     bounded = _BOUNDED.get(call.name)
     read = call.read
@@ -39,12 +40,16 @@ def _exponent(read: Tensor, is_other: bool) -> Tensor:
 
 def _number(read: Tensor, is_other: bool) -> Tensor:
     least = least_number(format_name(read.dtype))
-    return read.clamp(min=16.0 * least if is_other and not read.requires_grad else least)
+    if not is_other:
+        return read.clamp(min=least)
+    return read.abs().clamp(min=least if read.requires_grad else 16.0 * least)
 
 
 def _between(low: float, high: float, read: Tensor, is_other: bool) -> Tensor:
     near = margin(format_name(read.dtype))
-    near = 16.0 * near if is_other and not read.requires_grad else near
+    if is_other:
+        near = near if read.requires_grad else 16.0 * near
+        read = read - 2.0 * (read - high).clamp(min=0.0) + 2.0 * (low - read).clamp(min=0.0)
     return read.clamp(low + near, high - near)
 
 

@@ -49,14 +49,17 @@ def kept(call: Call, at_line: Callable[[], bool], *, is_far: bool = False) -> An
 
 
 def otherwise(call: Call, at_line: Callable[[], bool]) -> Any:
-    """Return what ``answer`` does, but another number for what is infinite, or has no value, if
-    that is a logarithm of data alone: that of a weight has a slope, which 0 has not.
+    """Return what ``answer`` does, but another number for what is infinite, or has no value; for
+    the logarithm of what is 0, if that is data alone: that of a weight has a slope, which 0 has
+    not.
     """
     guard = _OTHERWISE.get(call.name)
-    is_trained = any(isinstance(one, Tensor) and one.requires_grad for one in call.args)
-    has_slope = guard not in (_large, _mirrored)
-    if guard is None or not at_line() or (is_trained and has_slope):
+    if guard is None or not at_line():
         return answer(call, at_line)
+    is_trained = any(isinstance(one, Tensor) and one.requires_grad for one in call.args)
+    if is_trained and guard not in (_large, _mirrored):
+        with no_choices():
+            return _of_magnitude(call, answer(call, at_line))
     with no_choices():
         found = guard(call)
     return call.run() if found is None else found
@@ -76,10 +79,15 @@ def _large(call: Call) -> Any:
 
 
 def _mirrored(call: Call) -> Any:
-    """Return what ``_large`` does, but for a negative number that has no root the one of its
-    magnitude: where only rounding took it below 0, that is next to 0 as well.
+    """Return what ``_large`` does, but for a negative number the root of its magnitude."""
+    return _of_magnitude(call, _large(call))
+
+
+def _of_magnitude(call: Call, found: Any) -> Any:
+    """Return what was found, but for a negative number that has no value the one of its magnitude:
+    where only rounding took it below 0, that is next to 0 as well.
     """
-    found, read = _large(call), call.read
+    read = call.read
     if not isinstance(found, Tensor) or read is None or not read.is_floating_point():
         return found
     other = call.of_another(read.detach().abs()).detach()

@@ -7,10 +7,12 @@ loss hangs on the bound, a run under it proves no more than that the step is fin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nanstop.numerics.tensors import format_name
@@ -33,6 +35,12 @@ def answer(call: Call, at_line: Callable[[], bool], *, is_other: bool = False) -
         return call.of_another(bounded(read, is_other))
 
 
+def far_below_0(read: Tensor) -> Tensor:
+    """Return which numbers are further below 0 than rounding takes one of numbers this large."""
+    size = read.detach().abs().amax() if read.numel() else 0.0
+    return read.detach() < -math.sqrt(torch.finfo(read.dtype).eps) * size
+
+
 def _exponent(read: Tensor, is_other: bool) -> Tensor:
     most = most_exponent(format_name(read.dtype))
     return read.clamp(max=most - 1.0 if is_other else most)
@@ -42,7 +50,8 @@ def _number(read: Tensor, is_other: bool) -> Tensor:
     least = least_number(format_name(read.dtype))
     if not is_other:
         return read.clamp(min=least)
-    return read.abs().clamp(min=least if read.requires_grad else 16.0 * least)
+    least = least if read.requires_grad else 16.0 * least
+    return torch.where(far_below_0(read), read.abs(), read).clamp(min=least)
 
 
 def _between(low: float, high: float, read: Tensor, is_other: bool) -> Tensor:

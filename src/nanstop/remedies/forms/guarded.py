@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nanstop.records.line_forms import BETWEEN_POLES
 from nanstop.records.vocabulary import IGNORED_LABEL, LOSSES_OF_ELEMENTS
+from nanstop.remedies.forms.bounds import far_below_0
 from nanstop.remedies.forms.calls import Call
 from nanstop.replay.conditions import inside_transform
 from nanstop.replay.path import no_choices
@@ -84,14 +85,14 @@ def _mirrored(call: Call) -> Any:
 
 
 def _of_magnitude(call: Call, found: Any) -> Any:
-    """Return what was found, but for a negative number that has no value the one of its magnitude:
-    where only rounding took it below 0, that is next to 0 as well.
+    """Return what was found, but for a number far below 0 that has no value the one of its
+    magnitude.
     """
     read = call.read
     if not isinstance(found, Tensor) or read is None or not read.is_floating_point():
         return found
     other = call.of_another(read.detach().abs()).detach()
-    made_up = call.run().detach().isnan() & (read.detach() < 0) & other.isfinite()
+    made_up = call.run().detach().isnan() & far_below_0(read) & other.isfinite()
     return torch.where(made_up, other.to(found.dtype), found)
 
 

@@ -138,9 +138,8 @@ def _untrained(run: RunEnd) -> list[str]:
     """Return what was trained by no update, for all of an optimizer were skipped."""
     lost = [num for num, of in _skipped(run) if num >= of]
     if len(lost) > 1:
-        return [
-            f"{len(lost)} optimizers have trained nothing: all their {sum(lost)} updates skipped"
-        ]
+        num = sum(lost)
+        return [f"{len(lost)} optimizers have trained nothing: all their {num} updates skipped"]
     if len(run.steps) > 1:
         return [f"one optimizer has trained nothing: all its {num} updates skipped" for num in lost]
     return [f"nothing was trained: all {num} updates were skipped" for num in lost]
@@ -150,7 +149,8 @@ def _lost(run: RunEnd) -> list[str]:
     whose = " of one optimizer" if len(run.steps) > 1 else ""
     lost = [(num, of) for num, of in _skipped(run) if num < of]
     if len(lost) > 1:
-        whose, lost = f" of {len(lost)} optimizers", [(*map(sum, zip(*lost, strict=True)),)]
+        whose = f" of {len(lost)} optimizers"
+        lost = [(sum(num for num, _ in lost), sum(of for _, of in lost))]
     return [f"{num} of {of} updates{whose} skipped (they trained nothing)" for num, of in lost]
 
 

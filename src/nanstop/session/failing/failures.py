@@ -250,9 +250,8 @@ class Failures:
             found.stage("repeat", partial(self._bad.note, *place, found.at))
             found.explain(self._run.series)
             found.confirm(failing)
-            if (
-                self._outcomes.num_apart(now) == 1 or now.by_itself == "own"
-            ):  # else nothing would come of it
+            acts = self._outcomes.num_apart(now) == 1 or now.by_itself == "own"
+            if acts:  # else nothing would come of it
                 Proving(found, failing, self._run.policy).prove()
             if alike and names_samples(alike[0]):
                 # The samples are new, the failure is not.

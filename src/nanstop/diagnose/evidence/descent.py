@@ -90,8 +90,7 @@ def outside_of(event: OpEvent) -> str:
     """Return which numbers a function of one number was given that have no value, "" where they
     are not known.
     """
-    read = event.inputs[0] if event.inputs else None
-    least = (read.minimum if read is not None else None) or 0.0
+    read, least = event.inputs[0] if event.inputs else None, _least(event)
     if read is None:
         return ""
     if event.name in _OF_POSITIVE and least < 0.0:
@@ -108,6 +107,9 @@ def outside_of(event: OpEvent) -> str:
 
 def is_below_0(event: OpEvent) -> bool:
     """Return whether a function that has a value from 0 on was given negative numbers."""
-    read = event.inputs[0] if event.inputs else None
-    least = (read.minimum if read is not None else None) or 0.0
-    return least < 0.0 and event.name in (*_OF_POSITIVE, "pow")
+    return _least(event) < 0.0 and event.name in (*_OF_POSITIVE, "pow")
+
+
+def _least(event: OpEvent) -> float:
+    """Return the least number that an operation reads first, 0 where that is not known."""
+    return (event.inputs[0].minimum if event.inputs else None) or 0.0

@@ -151,12 +151,13 @@ def test_a_cure_that_bends_the_region_is_not_proven(monkeypatch):
     given = failing()
     place = localize(given.step, 0)
     monkeypatch.setattr(Ladder, "_has_room", lambda _, rung: rung is Rung.REGION)
-    squared = given.step.view.root.blocks[1].squared
+    block = given.step.view.root.blocks[1]
+    bending = (block.squared, block)
     whole = precision.Float32Forward.call
     monkeypatch.setattr(
         precision.Float32Forward,
         "call",
-        lambda self, *args: whole(self, *args) * (1.5 if self.module is squared else 1.0),
+        lambda self, *args: whole(self, *args) * (1.5 if self.module in bending else 1.0),
     )
     proof = prove_step(given, place.key, (ISLAND,), policy=Policy())
     assert proof.verdict == "plausible"

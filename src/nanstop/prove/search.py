@@ -111,12 +111,12 @@ def prove(  # noqa: PLR0913 - called once, by name
 
     ``baseline`` is the failing micro-batch without atoms. ``trial(atoms, micro)`` runs micro-batch
     ``micro`` (None: the failing one) under ``atoms``; what it raises, except KeyboardInterrupt,
-    becomes an outcome. When a candidate does not pass, ``extend(its trial)`` may name the next
-    larger set. ``confirm``: further micro-batches on which a cure must hold. ``lasts`` runs on
-    under a cure, past the step that fails: the updates that follow must hold as well. ``isolates``:
-    whether atoms leave out what fails. ``permitted``: whether they may be applied.
-    ``anew(atoms)``: how the runs in turn are made, where not by ``trial``. Where ``reference``
-    fails too, ``Trial.rows_unchanged`` takes the place of agreement.
+    becomes an outcome. When a candidate does not pass, or not with the numbers of ``reference``,
+    ``extend(its trial)`` may name the next larger set. ``confirm``: further micro-batches on which
+    a cure must hold. ``lasts`` runs on under a cure, past the step that fails: the updates that
+    follow must hold as well. ``isolates``: whether atoms leave out what fails. ``permitted``:
+    whether they may be applied. ``anew(atoms)``: how the runs in turn are made, where not by
+    ``trial``. Where ``reference`` fails too, ``Trial.rows_unchanged`` takes the place of agreement.
     """
     bench = Bench(trial, reference, budget or Budget(), baseline, anew)
     cures: dict[frozenset[Atom], _Cure] = {}
@@ -216,20 +216,25 @@ def _alternated(bench: Bench, cure: _Cure) -> _Cure:
 
 
 def _pursue(bench: Bench, candidate: Atoms, extend: Extend) -> Trial | None:
-    """Return the first passing trial of ``candidate`` or of what ``extend`` makes of it;
-    None if there is none.
+    """Return the first trial of ``candidate`` or of what ``extend`` makes of it that agrees with
+    the reference; else the first that passes; None if there is none.
     """
-    seen = {frozenset(candidate)}
-    current = bench.run(candidate)
-    for _ in range(PURSUIT_LIMIT):
-        if bench.grade(current) > FAILED:
-            return current
-        larger = extend(current)
-        if larger is None or frozenset(larger) in seen:
-            return None
+    seen: set[frozenset[Atom]] = set()
+    bent: Trial | None = None
+    larger: Atoms | None = candidate
+    while larger is not None and frozenset(larger) not in seen and len(seen) <= PURSUIT_LIMIT:
         seen.add(frozenset(larger))
-        current = bench.run(larger)
-    return current if bench.grade(current) > FAILED else None
+        try:
+            current = bench.run(larger)
+        except SpentError:
+            if bent is None:
+                raise
+            break
+        if bench.grade(current) == AGREES:
+            return current
+        bent = bent or (current if bench.grade(current) > FAILED else None)
+        larger = extend(current)
+    return bent
 
 
 def _proof(bench: Bench, ranked: Sequence[_Cure], untried: Sequence[Atoms]) -> Proof:

@@ -35,6 +35,7 @@ from nanstop.prove.reference.exact import ExactRuns
 from nanstop.prove.reference.ladder import Ladder, Rung
 from nanstop.prove.reference.region import RegionRuns
 from nanstop.prove.reference.tolerances import Healthy, reference_of
+from nanstop.prove.regions import around, with_module
 from nanstop.records import (
     Atom,
     FailureKey,
@@ -55,7 +56,6 @@ from nanstop.replay.step import Batch, ModelView
 from nanstop.rewrite.forms.form_code import FormCode
 
 _MAX_OTHERS = 3
-_MAX_ISLANDS = 8
 
 
 class Trials:
@@ -162,23 +162,21 @@ class Trials:
         )
 
     def extend(self, trial: Trial) -> tuple[Atom, ...] | None:
-        """Return a larger set worth trying after ``trial`` failed elsewhere, or None.
+        """Return a larger set worth trying after ``trial`` failed elsewhere or passed with other
+        numbers, or None.
 
         An op that met mixed formats wants an outer autocast; a failure in another module wants an
-        island there, and one at another line, under a form, a form there.
+        island there, and one at another line, under a form, a form there. Islands that pass and
+        bend want one around them.
         """
         held = trial.atoms
+        if trial.outcome == "pass":
+            return around(held, self._view.root) if trial.causal is not False else None
         if are_forms(held):
             return next_form(held, self._places.get(frozenset(held)), trial.message)
         if FORMATS_CLASH.search(trial.message) and not _has(held, "outer_autocast"):
             return (*held, Atom(remedy="outer_autocast", value=self._failing.half_format))
-        islands = [atom for atom in held if atom.remedy == "island"]
-        if trial.key is None or not islands or len(islands) >= _MAX_ISLANDS:
-            return None
-        place = trial.key.module
-        if not place or any(atom.target == place for atom in islands):
-            return None
-        return (*held, Atom(remedy="island", target=place, value=islands[0].value))
+        return with_module(held, trial.key) if trial.key is not None else None
 
     @property
     def _view(self) -> ModelView:

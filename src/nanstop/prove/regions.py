@@ -16,14 +16,18 @@ _MOST_REGIONS = 8
 
 
 def with_module(held: tuple[Atom, ...], key: FailureKey) -> tuple[Atom, ...] | None:
-    """Return the regions with the module where the step fails under them; None where that is one of
-    them, or they are many.
+    """Return the regions with the module where the step fails under them; None where they are
+    many.
     """
     regions = _regions(held)
-    known = {atom.target for atom in regions}
-    if not regions or len(regions) >= _MOST_REGIONS or not key.module or key.module in known:
+    if not regions or len(regions) >= _MOST_REGIONS or not key.module:
         return None
     return (*held, Atom(remedy="island", target=key.module, value=regions[0].value))
+
+
+def is_within(held: tuple[Atom, ...], key: FailureKey) -> bool:
+    """Return whether a step fails in one of the regions: where its input or output is cast, say."""
+    return any(atom.target == key.module for atom in _regions(held))
 
 
 def around(held: tuple[Atom, ...], root: nn.Module) -> tuple[Atom, ...] | None:

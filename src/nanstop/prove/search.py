@@ -74,10 +74,11 @@ class _Cure:
             return "plausible"
         return "isolated" if self.isolates else "proven"
 
-    def order(self) -> tuple[bool, int, bool, bool, int, int, bool, bool, float]:
+    def order(self) -> tuple[bool, int, bool, bool, int, int, bool, bool, int, float]:
         """What holds and may be applied first, then proven before what isolates, safe before what
         changes training, agreeing before bent, small, another kernel in the same format before a
-        wider one, a line before a module, of one kind before of two, near float32.
+        wider one, a line before a module, of one kind before of two, a part of a module before the
+        whole, near float32.
         """
         return (
             not (self.holds and self.permitted),
@@ -88,6 +89,7 @@ class _Cure:
             kernel_place(self.atoms),
             not are_forms(self.atoms),
             _is_mixed(self.atoms),
+            -_depth(self.atoms),
             self.distance,
         )
 
@@ -149,6 +151,12 @@ def prove(  # noqa: PLR0913 - called once, by name
 def _is_mixed(atoms: Atoms) -> bool:
     """Return whether lines are written in forms of several kinds: one kind may do for all."""
     return are_forms(atoms) and len({atom.remedy for atom in atoms}) > 1
+
+
+def _depth(atoms: Atoms) -> int:
+    """Return in how many modules the largest module in float32 lies; 0 where none is."""
+    depths = [atom.target.count(".") for atom in atoms if atom.remedy == "island"]
+    return min(depths, default=0)
 
 
 def _cure(

@@ -35,7 +35,7 @@ from nanstop.prove.reference.exact import ExactRuns
 from nanstop.prove.reference.ladder import Ladder, Rung
 from nanstop.prove.reference.region import RegionRuns
 from nanstop.prove.reference.tolerances import Healthy, reference_of
-from nanstop.prove.regions import around, with_module
+from nanstop.prove.regions import around, is_within, with_module
 from nanstop.records import (
     Atom,
     FailureKey,
@@ -166,17 +166,20 @@ class Trials:
         numbers, or None.
 
         An op that met mixed formats wants an outer autocast; a failure in another module wants an
-        island there, and one at another line, under a form, a form there. Islands that pass and
-        bend want one around them.
+        island there, and one at another line, under a form, a form there. Islands that bend, or
+        whose own numbers do not fit what reads them, want one around them.
         """
         held = trial.atoms
+        root = self._view.root
         if trial.outcome == "pass":
-            return around(held, self._view.root) if trial.causal is not False else None
+            return around(held, root) if trial.causal is not False else None
         if are_forms(held):
             return next_form(held, self._places.get(frozenset(held)), trial.message)
         if FORMATS_CLASH.search(trial.message) and not _has(held, "outer_autocast"):
             return (*held, Atom(remedy="outer_autocast", value=self._failing.half_format))
-        return with_module(held, trial.key) if trial.key is not None else None
+        if trial.key is None:
+            return None
+        return around(held, root) if is_within(held, trial.key) else with_module(held, trial.key)
 
     @property
     def _view(self) -> ModelView:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import nanstop
-from nanstop.prove.regions import around, with_module
+from nanstop.prove.regions import around, is_within, with_module
 from nanstop.records import Atom, FailureKey
 
 
@@ -85,7 +85,7 @@ def test_a_region_grows_by_the_module_that_fails():
     held = (island("layers.0.mlp.up"),)
     both = (*held, island("layers.0.mlp.down"))
     assert with_module(held, key) == both
-    assert with_module(both, key) is None
+    assert (is_within(held, key), is_within(both, key)) == (False, True)
     assert with_module((), key) is None
 
 
@@ -108,3 +108,22 @@ def test_a_region_that_passes_and_bends_is_grown_until_it_agrees(tmp_path):
     assert [(a.remedy, a.target) for a in incident.proof.minimal] == [("island", "layers.1.mlp")]
     outcomes = {tuple(a.target for a in t.atoms): t.outcome for t in incident.proof.tried}
     assert outcomes[("layers.1.mlp.up",)] == "pass"
+
+
+def test_a_region_whose_own_numbers_do_not_fit_is_grown(tmp_path):
+    """Half weights, and no autocast that what is given in float32 could meet them in."""
+    torch.manual_seed(0)
+    model = Model()
+    with torch.no_grad():
+        for layer, gain in zip(model.layers, (1.0, 6e4), strict=True):
+            layer.mlp.up.bias.fill_(0.0)
+            layer.mlp.up.weight.copy_(gain * torch.eye(8))
+        model.layers[1].mlp.down.weight.mul_(1e-5)
+    model.half()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-9)
+    with nanstop.watch(model, optimizer, out=str(tmp_path)) as watch:
+        watch.step(lambda batch: model(batch).float().square().mean(), torch.randn(4, 8).half())
+        watch.update()
+    (incident,) = watch.incidents
+    assert incident.proof.verdict == "proven"
+    assert [(a.remedy, a.target) for a in incident.proof.minimal] == [("island", "layers.1.mlp")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nanstop.decide.policy import DATA_REMEDIES
 from nanstop.records import Alternative, Proof, Reference, Trial
 from nanstop.records.line_forms import NUMBERED
 from nanstop.records.remedies import makes_rows
@@ -116,6 +117,17 @@ def alternative_in_brackets(other: Alternative, reference: Reference | None) -> 
     """Return how another cure that passes did."""
     changes = "; changes training" if other.safety == "changes_training" else ""
     gap = None if other.loss_gap is None else abs(other.loss_gap)
-    is_near = gap is not None and _is_near(gap, other.grad_cosine, reference)
-    near = f"; {_within(gap, _exact(reference))}" if gap is not None and is_near else ""
+    near = ""
+    if gap is not None and _is_near(gap, other.grad_cosine, reference):
+        near = f"; {_within(gap, _exact(reference))}"
+    elif gap is not None and not _leaves_out(other) and not _is_failing(reference):
+        near = f"; other numbers than in {_exact(reference)}"
     return f"[{other.passed} of {other.runs} runs pass{near}{changes}]"
+
+
+def _leaves_out(other: Alternative) -> bool:
+    return any(atom.remedy in DATA_REMEDIES for atom in other.atoms)
+
+
+def _is_failing(reference: Reference | None) -> bool:
+    return reference is None or reference.outcome != "pass"

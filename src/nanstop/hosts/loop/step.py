@@ -23,10 +23,11 @@ from nanstop.hosts.loop.rates import at_rates, learning_rates, set_learning_rate
 from nanstop.hosts.replicas import ONE_COPY, Replicas, is_here
 from nanstop.hosts.run_again import run_again
 from nanstop.hosts.sharded.redirected import redirected
+from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.window.remedies import WindowRemedies, under
 from nanstop.numerics.parked import Away, is_tight
 from nanstop.numerics.trained import held_by
-from nanstop.records import Atom, RunFacts, SourceLine, StepId
+from nanstop.records import Atom, BatchRows, RunFacts, SourceLine, StepId
 from nanstop.replay.collectives import Collectives
 from nanstop.replay.copies.buffers import Buffers
 from nanstop.replay.copies.snapshot import Trainable, ready_scaler
@@ -141,6 +142,13 @@ class LoopStep:
         """Return what a micro-batch reads that the script had made before it called a model."""
         own: Any = self.micros[micro]
         return own.made_before() if hasattr(own, "made_before") else []
+
+    def rows_taken(self, micro: int) -> BatchRows | None:
+        """Return which rows of a tensor a micro-batch's samples are, where the script took them by
+        an index; None where it did not.
+        """
+        own = self.micros[micro]
+        return own.rows_taken if isinstance(own, TapedMicro) else None
 
     def given_in_objects(self, micro: int) -> dict[str, Tensor]:
         """Return what objects of other classes hold that models are given (a batch of graphs)."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from nanstop.hosts.tape.fetched import fetched_data, makers
 from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tape_calls import Constant, Left, Slot, TapedCall
 from nanstop.numerics.tensors import bad_mask, by_torch_alone, has_bad
@@ -42,18 +43,34 @@ def calls_for(
     whether what the script made before is made again although it is finite. ``delivered``: what
     loaders have given; where it came with bad rows, it is taken as it is.
     """
-    wanted = set(losses)
+    ends = tuple(losses)
     early = [call for call in calls if call.first < first_of_model]
     data = that_came_bad(delivered, early)
+    chosen = _chosen(ends, calls, first_of_model, data, anew=anew)
+    fetched = {} if anew else fetched_data(chosen, calls, delivered[0])
+    return _chosen(ends, calls, first_of_model, data | fetched, anew=anew) if fetched else chosen
+
+
+def _chosen(
+    losses: Iterable[int],
+    calls: Sequence[TapedCall],
+    first_of_model: int,
+    data: Mapping[int, Constant],
+    *,
+    anew: bool,
+) -> list[TapedCall]:
+    """Return what ``calls_for`` does where slots are taken as the ``data`` that they held."""
     if data:
-        early = [call.given(data) for call in early if data.keys().isdisjoint(call.results)]
-        calls = [*early, *(call for call in calls if call.first >= first_of_model)]
+        calls = [call.given(data) for call in calls if data.keys().isdisjoint(call.results)]
+    early = [call for call in calls if call.first < first_of_model]
+    wanted = set(losses)
     chosen: list[TapedCall] = []
+    raised = calls[-1] if calls and not (wanted and calls[-1].count) else None
     for call in reversed(calls):
         # A write may reach the loss through a view of its target: none is left out but foreign
         # ones, and those into what a step fills, of which the parts are known.
         writes = call.writes and (call.into is None or not wanted.isdisjoint(call.into))
-        if call.keep or writes or call is calls[-1] or wanted.intersection(call.results):
+        if call.keep or writes or call is raised or wanted.intersection(call.results):
             chosen.append(call)
             wanted.update(s.index for s in call.held(Slot))
             wanted.update(left.slot for left in call.held(Left))
@@ -72,24 +89,8 @@ def _made_again(
     for constant in constants:
         if constant.origin not in made or not (anew or has_bad(constant.tensor)):
             continue
-        if not any(call.obstacle for call in _makers(constant.origin, early)):
+        if not any(call.obstacle for call in makers(constant.origin, early)):
             yield constant.origin
-
-
-def _makers(slot: int, early: Sequence[TapedCall]) -> list[TapedCall]:
-    """Return, in order, the calls that a slot comes from."""
-    wanted, found = {slot}, list[TapedCall]()
-    for call in reversed(early):
-        if wanted.intersection(call.results):
-            wanted.update(one.index for one in call.held(Slot))
-            wanted.update(number.slot for number in call.held(Number))
-            found.append(call)
-    return found[::-1]
-
-
-def comes_of_model(slot: int, calls: Sequence[TapedCall]) -> bool:
-    """Return whether a call of a model has a part in what is in a slot."""
-    return any(isinstance(call.function, nn.Module) for call in _makers(slot, calls))
 
 
 def _came_bad(constant: Constant, early: Sequence[TapedCall]) -> bool:
@@ -102,7 +103,7 @@ def _came_bad(constant: Constant, early: Sequence[TapedCall]) -> bool:
         return False
     values: dict[int, Tensor] = {}
     with suppress(Exception):  # what cannot be made again is taken as it is
-        for call in _makers(constant.origin or 0, early):
+        for call in makers(constant.origin or 0, early):
             if call.obstacle:
                 break
             given = [values[one.index] for one in call.held(Slot)]

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from nanstop.detect.numeric_errors import is_numeric
+from nanstop.hosts.tape.fetched import comes_of_model
 from nanstop.hosts.tape.given.constants import GivenConstants
 from nanstop.hosts.tape.left_behind import LeftBehind
-from nanstop.hosts.tape.needed_calls import Delivered, calls_for, comes_of_model
+from nanstop.hosts.tape.needed_calls import Delivered, calls_for
 from nanstop.hosts.tape.numbers import Numbers, Questions, is_answer
 from nanstop.hosts.tape.tape_calls import (
     HISTORY,
@@ -389,9 +390,8 @@ class Tape(PassingMode):
         """Return, in order, the calls that the losses and the slots ``also`` depend on; ``how``:
         see ``calls_for``.
         """
-        first, given = self._first_of_model or 0, self._delivered
-        ends = (*self.losses, *self.asked, *also)
-        return calls_for(ends, self.calls, first, delivered=given, **how)
+        ends, first = (*self.losses, *self.asked, *also), self._first_of_model or 0
+        return calls_for(ends, self.calls, first, delivered=self._delivered, **how)
 
     def stop_for_call(self) -> bool:
         """Stop it so as to have a call of its own; return whether it was on: not inside of one that

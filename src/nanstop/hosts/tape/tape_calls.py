@@ -205,7 +205,9 @@ class TapedCall:
         return self.foreign
 
     def given(self, data: Mapping[int, Constant]) -> TapedCall:
-        """Return the call with constants in place of some slots."""
+        """Return the call with constants in place of some slots, itself where it reads none."""
+        if data.keys().isdisjoint(slot.index for slot in self.held(Slot)):
+            return self
 
         def entry(value: Any) -> Any:
             return data.get(value.index, value) if isinstance(value, Slot) else value

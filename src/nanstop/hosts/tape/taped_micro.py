@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nanstop.hosts.tape.fetched import data_of, rows_taken
 from nanstop.hosts.tape.given.weights import WEIGHTS
 from nanstop.hosts.tape.left_behind import put_back
-from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.quiet import is_made_of_quiet, is_quiet
+from nanstop.hosts.tape.retraced import cuts, makers
 from nanstop.hosts.tape.tape import Tape
 from nanstop.hosts.tape.tape_calls import Constant, Slot, TapedCall, spelled_by, variable_names
 from nanstop.hosts.tape.tensors import SavedHooks, total
@@ -24,6 +25,7 @@ from nanstop.numerics.graph import is_leaf
 from nanstop.numerics.nested import leaves, named_inputs
 from nanstop.numerics.tensors import by_torch_alone, is_inexact
 from nanstop.own_code import is_of_library
+from nanstop.records import BatchRows
 from nanstop.replay.rng import RngState
 from nanstop.replay.step import Batch, Measure
 from nanstop.tracebacks import passes_through
@@ -238,43 +240,14 @@ class TapedMicro:
         return next((made[slot].line for slot in self.tape.losses if slot in made), None)
 
     def cuts(self) -> list[Line]:
-        """Return the lines by which the loss loses its graph: their operands need a gradient, their
-        results do not (``detach``, ``data``, a number). Runs forward once more.
-        """
-        values: dict[int, Tensor] = {}
-        found: dict[Line, None] = {}
-        for call in self.tape.needed():
-            if call.keep or set(self.tape.asked).intersection(call.results):
-                continue
-            given = [values[slot.index] for slot in call.held(Slot)]
-            read = [one for one in call.held(Number) if values[one.slot].requires_grad]
-            found |= dict.fromkeys(one.line for one in read)
-            call.play(values, {})
-            made = [values[slot] for slot in call.results if values[slot].is_floating_point()]
-            had = call.grad and any(tensor.requires_grad for tensor in given)
-            if had and made and not any(tensor.requires_grad for tensor in made):
-                found[call.line] = None
-        return list(found)
+        """Return the lines by which the loss loses its graph. Runs forward once more."""
+        return cuts(self.tape)
 
     def makers(self, measure: Measure) -> list[Line]:
         """Return the lines that made something of which more is measured than of all that they
-        read, in order, as far as they were recorded. Runs forward once more.
+        read. Runs forward once more.
         """
-        values: dict[int, Tensor] = {}
-        found: dict[Line, None] = {}
-        needed = self.tape.needed()
-        for call in self.tape.calls:
-            if call.keep or not (call.outer or any(call is one for one in needed)):
-                continue
-            slots = [slot.index for slot in call.held(Slot)]
-            if any(slot not in values for slot in slots):
-                continue
-            call.play(values, {})
-            read = [*(values[slot] for slot in slots), *(c.tensor for c in call.held(Constant))]
-            made = [values[slot] for slot in call.results if slot in values]
-            if max(map(measure, made), default=0) > max(map(measure, read), default=0):
-                found[call.line] = None
-        return list(found)
+        return makers(self.tape, measure)
 
     @property
     def calls_script(self) -> bool:
@@ -331,6 +304,11 @@ class TapedMicro:
         ends = self.tape.losses or self.tape.asked
         return total(values[slot] for slot in ends) if ends else _objective(needed, values)
 
+    @property
+    def rows_taken(self) -> BatchRows | None:
+        """Which rows of its data its samples are, where the script took them by an index."""
+        return rows_taken((constant for _, constant in self._inputs()), self.tape.calls)
+
     def made_before(self) -> list[Tensor]:
         """Return what it reads of what the script had made before its first model call."""
         given = (c for call in self.tape.needed() for c in call.held(Constant))
@@ -370,14 +348,15 @@ class TapedMicro:
                     yield name, constant
 
     def _name(self, constant: Constant, call: TapedCall) -> str:
-        """Return what the script calls a tensor, or has called it where it gave it to a call; ""
-        where that is not known.
+        """Return what the script calls a tensor, or has called it where it gave it to a call, or
+        what it has taken it from; "" where that is not known.
         """
         if self._variables is None:
             self._variables = variable_names()
         key = id(constant.tensor)
         if key not in self._variables:
-            self._variables[key] = spelled_by(call, constant)
+            calls = self.tape.calls
+            self._variables[key] = spelled_by(call, constant) or data_of(constant, calls)
         return self._variables[key]
 
     def _replaced(self, batch: Batch | None) -> dict[int, Tensor]:

@@ -205,7 +205,8 @@ class Investigation:
         places of the failure where the policy is to show it. Call after ``look``.
         """
         batch = failing.step.batches[failing.micro]
-        self.rows = self.stage("rows", lambda: run.rows_of(batch))
+        taken = getattr(failing.step, "rows_taken", lambda _: None)
+        self.rows = self.stage("rows", lambda: run.rows_of(batch) or taken(failing.micro))
         places = self.localization.positions if self.localization is not None else None
         if run.policy.show_text and places:
             shown = self.stage("text", lambda: text_around(batch, places, run.decode))

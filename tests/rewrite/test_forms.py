@@ -20,7 +20,7 @@ def rewritten(text, line, form="stable_form", op="", dtype="float32", **given):
     """The text with the statement at ``line`` (or that holds that text) in another form."""
     if isinstance(line, str):
         line = next(n for n, one in enumerate(text.splitlines(), 1) if line in one)
-    stats = TensorStats(shape=(2,), dtype=dtype)
+    stats = TensorStats(shape=(2,), dtype=dtype, **given.get("read", {}))
     descent, scalars = given.get("descent", ()), given.get("scalars", ())
     num_read = 1 if scalars else max(len(descent), 2)
     event = OpEvent(
@@ -741,3 +741,19 @@ def test_how_many_numbers_a_mean_is_of_without_the_module_for_their_logarithm():
     x, y = torch.randn(2, 3), torch.randn(2, 3)
     for one, other in zip(outcome(text, x, y), outcome(after, x, y), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("read", "dtype", "least"),
+    [
+        ({"absmin_nonzero": 0.3, "zeros": 1}, "float32", "1e-12"),
+        ({"zeros": 2}, "float32", "1e-12"),
+        ({"absmin_nonzero": 1e-20, "zeros": 1}, "float32", "1.2e-38"),
+        ({}, "float32", "1.2e-38"),
+        ({"absmin_nonzero": 0.3, "zeros": 1}, "float16", "6.1e-5"),
+    ],
+)
+def test_a_root_is_kept_off_0_by_a_usual_number_where_nothing_is_smaller(read, dtype, least):
+    text = body("return torch.sqrt(x * y)")
+    changed = rewritten(text, "return", "form", "sqrt", dtype, value="guarded", read=read)
+    assert f"return torch.sqrt((x * y).clamp(min={least}))" in changed

@@ -44,6 +44,8 @@ class Draft:
     """Whether what it divides by is a number of Python's."""
     by_array: bool = False
     """Whether what it divides by is an array of NumPy's."""
+    least: float = 0.0
+    """The least number other than 0 that the failing root was of, 0 where that is not known."""
     lines: list[str] = field(default_factory=list[str])
     edits: list[Edit] = field(default_factory=list[Edit])
 

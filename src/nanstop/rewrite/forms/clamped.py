@@ -12,6 +12,10 @@ from nanstop.rewrite.source import Edit
 
 _SPACING = {"float16": "1e-3", "bfloat16": "8e-3", "float64": "2.3e-16"}
 """A number that is each format's spacing at 1 once it is taken away from 1 there."""
+_LEAST_OF_ROOT = 1e-12
+"""What a root is usually taken of at least: of what is 0 it is near 0 still, and its derivative far
+from the end of any format but float16.
+"""
 
 
 def clamped(draft: Draft, found: Operation) -> str:
@@ -22,12 +26,15 @@ def clamped(draft: Draft, found: Operation) -> str:
 
 def _bound(draft: Draft, found: Operation) -> str:
     """Return the smallest number that is kept: 1 of a count, which is 0 or 1 at least; of an
-    exponent the largest. Both are those of the format, or usual ones.
+    exponent the largest. Both are those of the format, or usual ones, as that of a root is where
+    nothing that it is taken of but 0 is smaller.
     """
     if found.name == "exp":
         return f"max={most_exponent(draft.dtype):g}" if draft.bounded else f"max={draft.most()}"
     if draft.bounded:
         return f"min={_number(least_number(draft.dtype))}"
+    if found.name == "sqrt" and draft.dtype != "float16" and draft.least >= _LEAST_OF_ROOT:
+        return f"min={_number(_LEAST_OF_ROOT)}"
     of = draft.source.segment(found.operand) if is_cheap(found.operand) else ""
     return "min=1" if draft.counted else f"min={draft.tiny(of)}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice, product
@@ -152,6 +153,7 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
         draft.by_array = form_of(atom)[0] == BY_ARRAY
         draft.masked, draft.innermost = atom.value == MASKED, atom.value == INNERMOST
         draft.kept, draft.bounded = (form_of(atom)[0] == one for one in (KEPT, BOUNDED))
+        draft.least = _least_of_root(event)
         draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
         try:
             op = "" if atom.value == EVERY else _name(event) or form_of(atom)[1]
@@ -191,6 +193,20 @@ def _name(event: OpEvent | None) -> str:
     forward = event.forward_op or ""
     op = forward if "." in forward else event.op  # a custom backward is a line of its own
     return op.split(".")[1].rstrip("_").removeprefix("special_")
+
+
+def _least_of_root(event: OpEvent | None) -> float:
+    """Return the least number other than 0 of which a square root, or its derivative, was taken,
+    inf where all are 0; 0 where it is not known. The derivative is divided by two roots.
+    """
+    if event is None or _name(event) != "sqrt" or not event.inputs:
+        return 0.0
+    is_derivative = event.forward_op is not None
+    if is_derivative and event.name != "div":
+        return 0.0
+    read = event.inputs[-1 if is_derivative else 0]
+    least = read.absmin_nonzero or (math.inf if read.zeros else 0.0)
+    return (least / 2.0) ** 2 if is_derivative else least
 
 
 def _divides_by_count(event: OpEvent | None) -> bool:

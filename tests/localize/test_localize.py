@@ -118,6 +118,12 @@ def noise_turned_over(x):
     return torch.softmax(x + noise, -1)
 
 
+def scaled_by_log_of_position(x):
+    scale = torch.log(torch.arange(16.0)) / math.log(64)
+    scores = (x * scale.clamp(max=1)[None, :, None]) @ x.transpose(1, 2)
+    return x + scores.mean(-1, keepdim=True)
+
+
 def after_fourier(x):
     return torch.fft.irfft(torch.fft.rfft(x.log(), dim=1), n=16, dim=1)
 
@@ -142,6 +148,7 @@ BORN_FORWARD = [
     (complex_overflow, "mul", "inf"),
     (after_fourier, "log", "nan"),
     (noise_turned_over, "log", "inf"),
+    (scaled_by_log_of_position, "log", "inf"),
 ]
 
 

@@ -53,6 +53,8 @@ BETWEEN_POLES = {"atanh": (-1, 1), "erfinv": (-1, 1), "logit": (0, 1), "ndtri": 
 """Functions that are infinite at both ends of an interval and have no value outside of it."""
 HAVE_BOUNDS = ("exp", "log", "log2", "log10", *BETWEEN_POLES)
 """Operations that have a bounded form."""
+OF_COUNTS = ("div", "true_divide", "reciprocal", "rsqrt", "pow")
+"""Operations that have a bounded form where they divide by a count, which is 0 or 1 at least."""
 OTHER_BOUND = "other_bound"
 """A bounded form with another bound, which tells whether it matters."""
 BY_NUMBER = "by_number"

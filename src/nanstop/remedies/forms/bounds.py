@@ -1,5 +1,6 @@
 """Exponentials, logarithms and functions between poles of one line, of numbers within bounds: what
 a person types who keeps a step in range by a number of their own choice, ``x.clamp(max=20).exp()``.
+A whole number, and a count that is divided by, is kept from 0 by 1.
 
 What lies within keeps its value and its derivative; beyond a bound the derivative is 0. Where the
 loss hangs on the bound, a run under it proves no more than that the step is finite.
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from nanstop.numerics.tensors import format_name
 from nanstop.records.formats import least_number, margin, most_exponent
-from nanstop.records.line_forms import BETWEEN_POLES, HAVE_BOUNDS
+from nanstop.records.line_forms import BETWEEN_POLES, HAVE_BOUNDS, OF_COUNTS
 from nanstop.remedies.forms.calls import Call
 from nanstop.replay.path import no_choices
 
@@ -27,12 +28,36 @@ def answer(call: Call, at_line: Callable[[], bool], *, is_other: bool = False) -
     within another bound; of what has a pole where no weight has a part in it. What lies beyond the
     pole is then as far on this side of it: next to it where only rounding took it there.
     """
+    if call.name in OF_COUNTS and at_line():
+        return _by_count(call, is_other=is_other)
     bounded = _BOUNDED.get(call.name)
     read = call.read
-    if bounded is None or read is None or not read.is_floating_point() or not at_line():
+    if bounded is None or read is None or not has_values(read) or not at_line():
         return call.run()
     with no_choices():
-        return call.of_another(bounded(read, is_other))
+        is_whole = not read.is_floating_point()
+        return call.of_another(_count(read, is_other) if is_whole else bounded(read, is_other))
+
+
+def has_values(read: Tensor) -> bool:
+    """Return whether a tensor holds numbers with an order, floating-point or whole ones."""
+    return not read.is_complex() and read.dtype is not torch.bool
+
+
+def _by_count(call: Call, *, is_other: bool) -> Any:
+    """Return what a call makes with a count of 1 in place of each 0 that it divides by."""
+    is_quotient = call.name == "div"
+    count = call.argument(1, "other") if is_quotient else call.read
+    is_known = isinstance(count, Tensor) and has_values(count)
+    if not is_known or call.kwargs.get("rounding_mode"):
+        return call.run()
+    with no_choices():
+        count = _count(count, is_other)
+        return call.argument(0, "input") / count if is_quotient else call.of_another(count)
+
+
+def _count(read: Tensor, is_other: bool) -> Tensor:
+    return torch.where(read < 1, torch.full_like(read, 2.0 if is_other else 1.0), read)
 
 
 def far_below_0(read: Tensor) -> Tensor:

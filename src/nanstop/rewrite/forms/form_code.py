@@ -146,7 +146,7 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
     stable = atom.remedy == "stable_form"
     later = (one for at in statements for one in source.readers_of(at)) if stable else ()
     for place in (*statements, *later):
-        draft = Draft(source, place, dtype=_format(event), counted=_divides_by_count(event))
+        draft = Draft(source, place, dtype=_format(event), counted=_is_counted(event))
         is_by_number = event is not None and event.name == "div" and event.divisor is None
         draft.by_number = is_by_number or form_of(atom)[0] == BY_NUMBER
         draft.by_array = form_of(atom)[0] == BY_ARRAY
@@ -193,11 +193,8 @@ def _name(event: OpEvent | None) -> str:
     return op.split(".")[1].rstrip("_").removeprefix("special_")
 
 
-def _divides_by_count(event: OpEvent | None) -> bool:
-    divisor = event.divisor if event is not None else None
-    if event is None or divisor is None or divisor >= len(event.descent):
-        return False
-    return {"count", "whole"} <= set(event.descent[divisor])
+def _is_counted(event: OpEvent | None) -> bool:
+    return event is not None and (event.divides_by_count or event.reads_whole)
 
 
 def _in_finite(draft: Draft, number: str) -> bool:

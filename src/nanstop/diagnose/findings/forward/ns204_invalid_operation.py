@@ -60,6 +60,7 @@ from nanstop.diagnose.evidence.candidates import (
     Candidates,
     at_the_line,
     finite_entry,
+    islands,
     left_out,
     without_rows,
 )
@@ -86,11 +87,12 @@ from nanstop.diagnose.evidence.reading import (
     raised_op,
     refuses_some,
     rounded_at,
+    standing,
     written_at,
 )
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats, op_name
-from nanstop.records.formats import NARROW
+from nanstop.records.formats import HALF, NARROW
 from nanstop.wording import number
 
 _ALIGNMENTS = ("_ctc_loss", "_cudnn_ctc_loss")
@@ -173,7 +175,15 @@ def _remedies(evidence: Evidence, event: OpEvent) -> Candidates:
     if _over_the_number_0(event):
         return ()
     is_hidden = bool(hidden_advice(evidence)) and not any(one.nan for one in event.outputs)
-    return without_rows(evidence) if is_hidden else at_the_line(evidence)
+    if is_hidden:
+        return without_rows(evidence)
+    found = evidence.localization
+    is_rounded = found is not None and found.in_float64 == "finite"
+    wide = is_rounded and any(one.dtype in HALF for one in event.inputs)
+    return (
+        *(islands(event, standing(evidence)) if wide else ()),
+        *at_the_line(evidence),
+    )
 
 
 def _left_out_late(evidence: Evidence, name: str) -> Diagnosis:

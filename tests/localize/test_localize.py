@@ -166,6 +166,25 @@ def test_forward_birth(body, op, kind):
     assert not found.blind_spots
 
 
+def selected_on_its_own_line(x):
+    return x + x[x > 1e9].mean()
+
+
+def selected_before(x):
+    chosen = x[x > 1e9]
+    chosen = chosen * 2
+    return x + chosen.mean()
+
+
+@pytest.mark.parametrize(
+    ("body", "line"), [(selected_on_its_own_line, None), (selected_before, "chosen = x[x > 1e9]")]
+)
+def test_the_line_that_left_nothing(body, line):
+    found = located_body(body)
+    assert op_of(found) == "mean"
+    assert (found.emptied and found.emptied.source.text) == line
+
+
 @pytest.mark.parametrize(
     ("body", "dtype", "wider"),
     [

@@ -251,6 +251,21 @@ def fills(trace: Trace, index: int) -> tuple[int, ...]:
     return tuple(sorted({*births.inf, *(reader for reader, _ in births.external)}, reverse=True))
 
 
+def emptied(trace: Trace, index: int) -> Iterator[int]:
+    """Yield the op of an earlier line that left no element of what op ``index`` reads."""
+    current = index
+    while True:
+        empty = next((v for v in trace.ops[current].inputs if not math.prod(v.shape)), None)
+        made = None if empty is None else next(writers(trace, empty), None)
+        if made is None or made >= current:
+            return
+        if any(math.prod(value.shape) for value in trace.ops[made].inputs):
+            if trace.ops[made].line != trace.ops[index].line:
+                yield made
+            return
+        current = made
+
+
 def of_infinities(trace: Trace, index: int) -> Births:
     """Return where the infinities come from of which an op made NaN, or infinities that it writes
     no number of its own for; nowhere where it made none.

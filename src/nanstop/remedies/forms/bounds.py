@@ -48,8 +48,7 @@ def _by_count(call: Call, *, is_other: bool) -> Any:
     """Return what a call makes with a count of 1 in place of each 0 that it divides by."""
     is_quotient = call.name == "div"
     count = call.argument(1, "other") if is_quotient else call.read
-    is_known = isinstance(count, Tensor) and has_values(count)
-    if not is_known or call.kwargs.get("rounding_mode"):
+    if not isinstance(count, Tensor) or not has_values(count) or call.kwargs.get("rounding_mode"):
         return call.run()
     with no_choices():
         count = _count(count, is_other)

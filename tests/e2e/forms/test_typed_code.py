@@ -128,3 +128,21 @@ def test_of_cures_that_hold_the_one_that_can_be_typed_comes_first():
 
 def none_may_come_to_the_last(given):
     given["n"] = torch.tensor(2)
+
+
+def of_two_views(v, b):
+    one, other = v * b["z"].mean(), v * b["z"].mean() * 2
+    one = (one - one.mean(0)) / one.std(0)
+    other = (other - other.mean(0)) / other.std(0)
+    return (torch.diagonal(one.T @ other / len(one)) - 1).pow(2).sum()
+
+
+def nothing_varies(given):
+    given["z"][:] = 0.0
+
+
+def test_two_lines_may_give_the_same_name():
+    incident, text = shown(of_two_views, nothing_varies)
+    assert len(incident.proof.typed) == 2
+    assert "+ divisor = one.std(0)" in text
+    assert "+ divisor = other.std(0)" in text

@@ -8,6 +8,7 @@ from nanstop.records import Atom, Evidence, OpEvent, RunFacts, TokenRows, op_kin
 from nanstop.records.formats import HALF, NARROW
 from nanstop.records.line_forms import (
     BOUNDED,
+    COUNTED,
     FINITE,
     GUARDED,
     HAVE_BOUNDS,
@@ -136,12 +137,14 @@ def forms(evidence: Evidence) -> Candidates:
     event = found.first_bad if found is not None else None
     op = op_kind(event.forward_op or event.op) if event is not None else ""
     has_bounds = op.removeprefix("special_") in HAVE_BOUNDS
-    has_bounds |= event is not None and op in OF_COUNTS and _is_more_than_a_count(event)
+    counted = (Atom(remedy="form", target=target, value=COUNTED),)
+    is_counted = event is not None and op in OF_COUNTS and _is_more_than_a_count(event)
     bounded = (Atom(remedy="form", target=target, value=BOUNDED),)
     kept = (Atom(remedy="form", target=target, value=KEPT),)
     return (
         (Atom(remedy="stable_form", target=target, value="log_space"),),
         *((bounded,) if has_bounds else ()),
+        *((counted,) if is_counted else ()),
         (Atom(remedy="form", target=target, value=GUARDED),),
         *((kept,) if event is not None and _may_stay_infinite(event) else ()),
     )

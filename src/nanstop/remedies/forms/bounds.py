@@ -28,8 +28,6 @@ def answer(call: Call, at_line: Callable[[], bool], *, is_other: bool = False) -
     within another bound; of what has a pole where no weight has a part in it. What lies beyond the
     pole is then as far on this side of it: next to it where only rounding took it there.
     """
-    if call.name in OF_COUNTS and at_line():
-        return _by_count(call, is_other=is_other)
     bounded = _BOUNDED.get(call.name)
     read = call.read
     if bounded is None or read is None or not has_values(read) or not at_line():
@@ -44,14 +42,20 @@ def has_values(read: Tensor) -> bool:
     return not read.is_complex() and read.dtype is not torch.bool
 
 
-def _by_count(call: Call, *, is_other: bool) -> Any:
-    """Return what a call makes with a count of 1 in place of each 0 that it divides by."""
+def counted(call: Call, at_line: Callable[[], bool], *, is_other: bool = False) -> Any:
+    """Return what a call returns with a count of 1 in place of each 0 that it divides by, where the
+    line is meant. ``is_other``: of 2.
+    """
+    exponent = call.argument(1, "exponent") if call.name == "pow" else -1.0
+    divides = isinstance(exponent, int | float) and exponent < 0.0
+    if call.name not in OF_COUNTS or not divides or not at_line():
+        return call.run()
     is_quotient = call.name == "div"
     count = call.argument(1, "other") if is_quotient else call.read
     if not isinstance(count, Tensor) or not has_values(count) or call.kwargs.get("rounding_mode"):
         return call.run()
     with no_choices():
-        count = _count(count, is_other)
+        count = count.masked_fill(count == 0, 2 if is_other else 1)
         return call.argument(0, "input") / count if is_quotient else call.of_another(count)
 
 

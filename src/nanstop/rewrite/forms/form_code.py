@@ -12,6 +12,7 @@ from nanstop.records.line_forms import (
     BOUNDED,
     BY_ARRAY,
     BY_NUMBER,
+    COUNTED,
     EVERY,
     FORMS,
     GUARDED,
@@ -36,7 +37,7 @@ _MOST_CODES = 5
 _OF_TWO = frozenset({"matmul", "mm", "bmm", "dot", "mv"})
 """Products, each of which torch may compute by another; their operands have to be of one format."""
 
-_ALONE = (KEPT, BOUNDED, *OFF_ZERO)
+_ALONE = (KEPT, BOUNDED, COUNTED, *OFF_ZERO)
 """Guarded forms that are typed in one way only."""
 
 _QUESTIONS = ("isnan", "isinf", "isfinite")

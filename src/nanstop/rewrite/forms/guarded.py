@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Collection, Mapping
 
-from nanstop.records.line_forms import BETWEEN_POLES, HAVE_BOUNDS, OF_COUNTS
+from nanstop.records.line_forms import BETWEEN_POLES, HAVE_BOUNDS
 from nanstop.records.vocabulary import LOSSES_OF_ELEMENTS
 from nanstop.rewrite.draft import Draft, NotKnownError, is_steady
 from nanstop.rewrite.forms.clamped import above_one, clamp, clamped, edged, log_of_more
@@ -43,8 +43,7 @@ def rewrite_guarded(draft: Draft, op: str = "") -> bool:
     found = list(_operations(draft))
     spelled = _SPELLINGS.get(op, (op,)) if op else _FORMS.keys() - _ALONE
     if draft.bounded:
-        of_counts = spelled if op in OF_COUNTS and draft.counted else HAVE_BOUNDS
-        spelled = (op,) if op in HAVE_BOUNDS else of_counts
+        spelled = (op,) if op in HAVE_BOUNDS else HAVE_BOUNDS
     named = [one for one in found if one.name in spelled]
     if draft.innermost:
         named = [one for one in named if not _holds(one, named)]

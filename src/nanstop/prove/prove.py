@@ -75,18 +75,28 @@ def prove_step(
     proof = searched()
     while _lacked_room(proof) and trials.step_down():
         proof = searched()
-    has_forms = any(atom.remedy in FORMS for atom in typed_cure(proof))
-    typed = None
-    if has_forms:
-        with suppress(ShortOfMemoryError):
-            typed = trials.typed(codes(proof))
-            for other in () if typed or proof.verdict != "proven" else _alike(proof):
-                again = searched((other,))
-                known = trials.typed(codes(again)) if again.verdict == "proven" else None
-                if known:
-                    proof, typed = _beside(proof, again), known
-                    break
-    return replace(proof, scope=trials.scope, typed=typed)
+    with suppress(ShortOfMemoryError):
+        proof = _typed(proof, lambda one: trials.typed(codes(one)), searched)
+    return replace(proof, scope=trials.scope)
+
+
+def _typed(
+    proof: Proof,
+    typed_of: Callable[[Proof], tuple[Atom, ...] | None],
+    searched: Callable[[tuple[tuple[Atom, ...], ...]], Proof],
+) -> Proof:
+    """Return a proof with what is typed for the forms of its cure; that of another cure, which is
+    proven as well, where for the first one nothing is.
+    """
+    if not any(atom.remedy in FORMS for atom in typed_cure(proof)):
+        return proof
+    typed = typed_of(proof)
+    for other in () if typed or proof.verdict != "proven" else _alike(proof):
+        again = searched((other,))
+        known = typed_of(again) if again.verdict == "proven" else None
+        if known:
+            return replace(_beside(proof, again), typed=known)
+    return replace(proof, typed=typed)
 
 
 def _alike(proof: Proof) -> Iterator[tuple[Atom, ...]]:

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "93f027c8abfc6584")
+REPORT_FORM = (1, "420e244fc093045f")
 
 
 def test_names():

@@ -1060,6 +1060,26 @@ def test_an_id_of_another_table_is_held_against_that_one():
 
 
 @pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("buffer token_type_ids", "It has 64 places: cut texts to that length"),
+        (None, "What it looks in is no table of the model. Its places are counted from 0 to 63"),
+    ],
+)
+def test_places_that_are_gathered_are_no_tokens(name, cure):
+    """RoBERTa counts positions from behind its padding, and gathers types of tokens by them."""
+    table = replace(stats("int64", name=name), shape=(4, 64))
+    ids = replace(stats("int64", absmax=64.0), shape=(4, 64))
+    found = event(op="aten.gather.default", inputs=(table, ids))
+    found = localization(replace(found, scalars=(1.0,)))
+    found = replace(found, key=replace(found.key, kind="exception"))
+    message = "index 64 is out of bounds for dimension 1 with size 64"
+    raised = (Signal(source="exception", message=message),)
+    diagnosis = check("NS502", evidence(found, RunFacts(table_rows=384), signals=raised))
+    assert diagnosis.usual_cure.startswith(cure)
+
+
+@pytest.mark.parametrize(
     ("at", "losses", "since"),
     [
         (0, {}, " before the first step"),
@@ -1377,7 +1397,7 @@ def test_a_label_that_losses_leave_out_is_no_row_that_is_missing():
     given = replace(given, incident=replace(given.incident, batch=(labels,)))
     assert "labels.clamp(min=0)" in check("NS502", given).usual_cure
     beyond = lookup(gather, asked=size, message=said.replace("-", ""))
-    assert not check("NS502", beyond).usual_cure
+    assert "a label too many" in check("NS502", beyond).usual_cure
     unmarked = lookup("aten.nll_loss_forward.default", 1.0, "Target -1 is out of bounds.")
     assert "with -100" in check("NS502", unmarked).usual_cure
     last = lookup(asked=1.0, message="Target -1 is out of bounds.")

@@ -392,6 +392,24 @@ def test_the_line_that_made_a_row_bad(prepare, line, mended):
     rows.end()
 
 
+def test_the_variable_that_a_data_set_takes_its_rows_of():
+    prices = torch.tensor([2.0, 1.0, 0.0, 4.0, 5.0, 6.0])
+    returns = prices[1:] / prices[:-1]
+
+    class Windows(Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, row):
+            return {"x": returns[row : row + 2]}
+
+    rows, loader = DataRows("the data set"), DataLoader(Windows(), batch_size=4)
+    rows.follow(loader)
+    found = rows.rows_of(next(iter(loader)))
+    assert found.unmade_at.text == "returns = prices[1:] / prices[:-1]"
+    rows.end()
+
+
 def test_rows_of_a_finite_batch_are_not_made_again():
     rows, data = DataRows("the data set"), Standardised(lambda values: values)
     loader = DataLoader(data, batch_size=4)

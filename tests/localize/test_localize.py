@@ -118,6 +118,12 @@ def noise_turned_over(x):
     return torch.softmax(x + noise, -1)
 
 
+def scaled_by_log_of_position(x):
+    scale = torch.log(torch.arange(16.0)) / math.log(64)
+    scores = (x * scale.clamp(max=1)[None, :, None]) @ x.transpose(1, 2)
+    return x + scores.mean(-1, keepdim=True)
+
+
 def after_fourier(x):
     return torch.fft.irfft(torch.fft.rfft(x.log(), dim=1), n=16, dim=1)
 
@@ -142,6 +148,7 @@ BORN_FORWARD = [
     (complex_overflow, "mul", "inf"),
     (after_fourier, "log", "nan"),
     (noise_turned_over, "log", "inf"),
+    (scaled_by_log_of_position, "log", "inf"),
 ]
 
 
@@ -157,6 +164,25 @@ def test_forward_birth(body, op, kind):
     assert found.first_bad.source.function == body.__name__
     assert found.reaches[0] == "loss"
     assert not found.blind_spots
+
+
+def selected_on_its_own_line(x):
+    return x + x[x > 1e9].mean()
+
+
+def selected_before(x):
+    chosen = x[x > 1e9]
+    chosen = chosen * 2
+    return x + chosen.mean()
+
+
+@pytest.mark.parametrize(
+    ("body", "line"), [(selected_on_its_own_line, None), (selected_before, "chosen = x[x > 1e9]")]
+)
+def test_the_line_that_left_nothing(body, line):
+    found = located_body(body)
+    assert op_of(found) == "mean"
+    assert (found.emptied and found.emptied.source.text) == line
 
 
 @pytest.mark.parametrize(

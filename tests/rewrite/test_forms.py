@@ -417,6 +417,7 @@ GUARDED = {
     ("return 2**0.5 * (x * y) ** 0.5", "pow"): "return 2**0.5 * (x * y).clamp(min=1.2e-38) ** 0.5",
     ("return x / x.norm(dim=-1, keepdim=True)", "div"): "return F.normalize(x, dim=-1)",
     ("return x / x.norm(p=2, dim=-1, keepdim=True)", "div"): "return F.normalize(x, dim=-1)",
+    ("return F.normalize(x, eps=0.0, dim=-1)", "div"): "return F.normalize(x, eps=1e-12, dim=-1)",
     ("return (x * y).sum().div(y.sum())", "div"): (
         "return (x * y).sum().div(divisor.masked_fill(divisor == 0, 1))"
     ),

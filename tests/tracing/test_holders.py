@@ -89,3 +89,31 @@ def test_the_last_line_of_a_constructor_that_gives_an_attribute_its_value(tmp_pa
 def test_a_constructor_of_which_a_part_has_run_perhaps(tmp_path):
     text = CLASSES.format(more="if shrinks: self.x = self.x[:1]")
     assert line_of(tmp_path, text) == ("data.x", None)
+
+
+OF_A_LIBRARY = """
+from argparse import Namespace
+
+
+class Own(Namespace):
+    x = torch.zeros(1)
+
+    def follow(self):
+        self.x = self.x + 1.0
+        {more}
+
+
+own = Own()
+own.follow()
+told = holder_of(own.x)
+"""
+
+
+def test_the_method_that_gives_an_attribute_its_value_where_a_library_constructs(tmp_path):
+    text = OF_A_LIBRARY.format(more="pass")
+    assert line_of(tmp_path, text) == ("own.x", "self.x = self.x + 1.0")
+
+
+def test_two_lines_that_may_have_given_it(tmp_path):
+    text = OF_A_LIBRARY.format(more="if self.x > 9: self.x = None")
+    assert line_of(tmp_path, text) == ("own.x", None)

@@ -91,6 +91,20 @@ except ZeroDivisionError:
 """
 
 
+@pytest.mark.parametrize(
+    ("given", "spelled"),
+    [
+        ("keep = 1 - 2 * self.smoothing", "keep = 1 - 2 * self.smoothing"),
+        ("keep = 1 - 2 * self.smoothing\nself.smoothing = 0.25", "keep"),
+        ("keep = 1\nkeep = 1 - 2 * self.smoothing", "keep"),
+    ],
+)
+def test_a_variable_is_spelled_as_it_was_given(tmp_path, given, spelled):
+    line = f"{given}\nreturn {ASKED} or x / keep"
+    ((text, value, _),) = of_line(tmp_path, line, "divisor")
+    assert (text, value) == (spelled, 0.0)
+
+
 def test_a_statement_of_several_lines(tmp_path):
     text = SEVERAL.format(asked=ASKED)
     assert of_line(tmp_path, text, "divisor") == [("count", 0.0, (("count", 0.0),))]

@@ -17,6 +17,7 @@ from nanstop.numerics.tensors import by_torch_alone, tensors
 from nanstop.records import SourceLine
 from nanstop.records.line_forms import BY_ARRAY, BY_NUMBER, FINITE, GUARDED, form_at
 from nanstop.remedies.forms.recoded import recoded
+from nanstop.replay.script_objects import reached
 from nanstop.rewrite.files import FileChange, read
 from nanstop.rewrite.forms.form_code import form_edits
 from nanstop.rewrite.source import edited, source_of
@@ -36,7 +37,8 @@ def unmade_at(
     """Return the only line of the script that makes numbers of the rows of a bad batch that are not
     finite, where they are made again, and of its healthy rows none; and the guarded form of that
     line with which all of them are finite and what was finite is as it was, "" for none. ``bad``:
-    of each row. Where no line does, the data set holds them so: the statement that made them.
+    of each row. Where no line does, the data set holds them so, or a variable that its code reads:
+    the statement that made them.
 
     Copies of rows are collated: a collator may write to what a data set holds.
     """
@@ -54,7 +56,8 @@ def unmade_at(
         elif of_nan := {line: one for line, one in makers.items() if one.makes_nan}:
             makers = of_nan  # infinities beside them may be meant, as those of a mask
         if found.is_bad and not found.makers:
-            return line_of_bad(tensors(_held_by(dataset))), ""
+            held = (*tensors(_held_by(dataset)), *_read_by(dataset, collate))
+            return line_of_bad(held), ""
         if len(makers) != 1:
             return None, ""
         ((line, maker),) = makers.items()
@@ -66,6 +69,14 @@ def _held_by(dataset: Any) -> list[Any]:
     for _ in range(_MOST_AROUND):
         dataset = getattr(dataset, "dataset", dataset)
     return list(getattr(dataset, "__dict__", {}).values())
+
+
+def _read_by(dataset: Any, collate: Callable[[Any], Any]) -> list[Tensor]:
+    """Return the tensors that the script's own code of a data set, or of its collator, reads of
+    variables around it.
+    """
+    read = getattr(type(dataset), "__getitem__", None)
+    return [tensor for one in (read, collate) for tensor in reached(one)[1]]
 
 
 def _mending(line: SourceLine, maker: Maker, make: Callable[[], Any]) -> str:

@@ -226,7 +226,7 @@ def turned_over(trace: Trace, births: Births, born: int | None) -> int | None:
     if not any(range_of(trace, value).high == math.inf for value in trace.ops[born].inputs):
         return born
     computed = (i for i in births.inf if i < born and not is_placed(trace.ops[i]))
-    return min((i for i in computed if _is_turned_over(trace, i)), default=born)
+    return min((i for i in computed if _is_turned_over(trace, i, born)), default=born)
 
 
 def refused(trace: Trace) -> int | None:
@@ -249,6 +249,21 @@ def fills(trace: Trace, index: int) -> tuple[int, ...]:
     if not placed or not all(_is_filled_in(trace, *one) for one in births.external):
         return ()
     return tuple(sorted({*births.inf, *(reader for reader, _ in births.external)}, reverse=True))
+
+
+def emptied(trace: Trace, index: int) -> Iterator[int]:
+    """Yield the op of an earlier line that left no element of what op ``index`` reads."""
+    current = index
+    while True:
+        empty = next((v for v in trace.ops[current].inputs if not math.prod(v.shape)), None)
+        made = None if empty is None else next(writers(trace, empty), None)
+        if made is None or made >= current:
+            return
+        if any(math.prod(value.shape) for value in trace.ops[made].inputs):
+            if trace.ops[made].line != trace.ops[index].line:
+                yield made
+            return
+        current = made
 
 
 def of_infinities(trace: Trace, index: int) -> Births:
@@ -290,14 +305,23 @@ def _writes_down(trace: Trace, reader: int, value: Value) -> bool:
     return is_of_program and line is not None and writes_down(line, is_nan=False)
 
 
-def _is_turned_over(trace: Trace, index: int) -> bool:
-    written = {id(value.storage) for value in trace.ops[index].outputs}
+def _is_turned_over(trace: Trace, index: int, born: int) -> bool:
+    """Return whether negative infinities that op ``index`` made, alone or in what was made of
+    them, have become positive ones before op ``born``.
+    """
     if any(range_of(trace, value).high == math.inf for value in trace.ops[index].outputs):
         return False
-    readers = (op for op in _after(trace, index) if written & {id(v.storage) for v in op.inputs})
-    reader = next(readers, None)
-    results = reader.outputs if reader is not None else ()
-    return any(range_of(trace, value).high == math.inf for value in results if value.slot >= 0)
+    hidden = {id(value.storage) for value in trace.ops[index].outputs}
+    for op in _after(trace, index):
+        if op.index >= born:
+            return False
+        read = [value for value in op.inputs if carries(trace, value)]
+        if not any(id(value.storage) in hidden for value in read):
+            continue
+        if any(range_of(trace, value).high == math.inf for value in op.outputs if value.slot >= 0):
+            return all(range_of(trace, value).high != math.inf for value in read)
+        hidden |= {id(value.storage) for value in op.outputs if carries(trace, value)}
+    return False
 
 
 def _after(trace: Trace, index: int) -> Iterator[Op]:

@@ -207,6 +207,7 @@ class FailureOrigin:
             vanished=self._vanished(event),
             is_written=constants.spells_constant(event),
             filled=next(map(self.event, dataflow.fills(self.trace, index)), None),
+            emptied=next(map(self.event, dataflow.emptied(self.trace, index)), None),
             hidden=meant.hidden_choice(self.trace, index, self._details),
             **self._held(index),
             counted=self._counted(event),

@@ -4,7 +4,7 @@ baseline and reference, then the search over the candidates that the rules propo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,8 +16,8 @@ from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.search import prove
 from nanstop.prove.trials import Trials
 from nanstop.prove.updates_after import UpdatesAfter
-from nanstop.records import Atom, FailureKey, Finiteness, Proof, Trial
-from nanstop.records.line_forms import FORMS, typed_cure
+from nanstop.records import Alternative, Atom, FailureKey, Finiteness, Proof, Trial
+from nanstop.records.line_forms import FORMS, are_forms, typed_cure
 from nanstop.records.remedies import safety_of
 from nanstop.rewrite.forms.form_code import FormCode
 
@@ -56,10 +56,10 @@ def prove_step(
         tried(ended)
         return ended
 
-    def searched() -> Proof:
+    def searched(among: tuple[tuple[Atom, ...], ...] = candidates) -> Proof:
         return prove(
             _baseline(trials),
-            candidates,
+            among,
             trial,
             reference=trials.reference(),
             safety_of=safety_of,
@@ -75,12 +75,48 @@ def prove_step(
     proof = searched()
     while _lacked_room(proof) and trials.step_down():
         proof = searched()
-    has_forms = any(atom.remedy in FORMS for atom in typed_cure(proof))
-    typed = None
-    if has_forms:
-        with suppress(ShortOfMemoryError):
-            typed = trials.typed(codes(proof))
-    return replace(proof, scope=trials.scope, typed=typed)
+    with suppress(ShortOfMemoryError):
+        proof = _typed(proof, lambda one: trials.typed(codes(one)), searched)
+    return replace(proof, scope=trials.scope)
+
+
+def _typed(
+    proof: Proof,
+    typed_of: Callable[[Proof], tuple[Atom, ...] | None],
+    searched: Callable[[tuple[tuple[Atom, ...], ...]], Proof],
+) -> Proof:
+    """Return a proof with what is typed for the forms of its cure; that of another cure, which is
+    proven as well, where for the first one nothing is.
+    """
+    if not any(atom.remedy in FORMS for atom in typed_cure(proof)):
+        return proof
+    typed = typed_of(proof)
+    for other in () if typed or proof.verdict != "proven" else _alike(proof):
+        again = searched((other,))
+        known = typed_of(again) if again.verdict == "proven" else None
+        if known:
+            return replace(_beside(proof, again), typed=known)
+    return replace(proof, typed=typed)
+
+
+def _alike(proof: Proof) -> Iterator[tuple[Atom, ...]]:
+    """Yield the other cures of the same class that are forms of lines: what holds and can be typed
+    is worth more than what holds.
+    """
+    for one in proof.alternatives:
+        if are_forms(one.atoms) and one.safety == proof.safety and one.passed == one.runs:
+            yield one.atoms
+
+
+def _beside(proof: Proof, again: Proof) -> Proof:
+    """Return the proof of another cure with the first one beside it."""
+    passed = sum(one.outcome == "pass" for one in proof.passing)
+    first = Alternative(
+        atoms=proof.minimal, safety=proof.safety, passed=passed, runs=len(proof.passing)
+    )
+    others = (one for one in proof.alternatives if one.atoms != again.minimal)
+    tried = (*proof.tried, *again.tried)
+    return replace(again, alternatives=(first, *others), tried=tried)
 
 
 def _lacked_room(proof: Proof) -> bool:

@@ -184,6 +184,8 @@ class Localization:
     """The exponential whose result, multiplied on, left the format at the first bad op."""
     filled: OpEvent | None = None
     """The fill by which the program wrote the infinity that the first bad op was given."""
+    emptied: OpEvent | None = None
+    """The operation of an earlier line that left no element of what the first bad op reads."""
     hidden: HiddenChoice = ""
     """What the first bad op makes of choices that an infinity hides, where it is bad by them."""
     held_in: str = ""

@@ -53,6 +53,12 @@ BETWEEN_POLES = {"atanh": (-1, 1), "erfinv": (-1, 1), "logit": (0, 1), "ndtri": 
 """Functions that are infinite at both ends of an interval and have no value outside of it."""
 HAVE_BOUNDS = ("exp", "log", "log2", "log10", *BETWEEN_POLES)
 """Operations that have a bounded form."""
+COUNTED = "counted"
+"""A quotient by 1 in place of a count of 0."""
+OTHER_COUNT = "other_count"
+"""By another number there, which tells whether it matters."""
+OF_COUNTS = ("div", "true_divide", "reciprocal", "rsqrt", "pow")
+"""Operations that may divide by a count."""
 OTHER_BOUND = "other_bound"
 """A bounded form with another bound, which tells whether it matters."""
 BY_NUMBER = "by_number"
@@ -99,7 +105,8 @@ def form_at(target: str, value: str) -> Atom:
 
 def is_bounded(atoms: Iterable[Atom]) -> bool:
     """Return whether a cure keeps something within a bound that somebody chose."""
-    return any(atom.remedy == "form" and form_of(atom)[0] == BOUNDED for atom in atoms)
+    chosen = (BOUNDED, COUNTED)
+    return any(atom.remedy == "form" and form_of(atom)[0] in chosen for atom in atoms)
 
 
 def typed_cure(proof: Proof) -> tuple[Atom, ...]:

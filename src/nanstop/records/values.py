@@ -233,6 +233,19 @@ class OpEvent:
         negative = self.name == "pow" and bool(self.scalars) and self.scalars[-1] < 0
         return 0 if self.inputs and (negative or self.name in ("reciprocal", "rsqrt")) else None
 
+    @property
+    def divides_by_count(self) -> bool:
+        """Whether what it divides by is a sum of whole numbers: 0, or 1 at least."""
+        divisor = self.divisor
+        if divisor is None or divisor >= len(self.descent):
+            return False
+        return {"count", "whole"} <= set(self.descent[divisor])
+
+    @property
+    def reads_whole(self) -> bool:
+        """Whether it is one function of one tensor that holds whole numbers."""
+        return len(self.inputs) == 1 and self.inputs[0].dtype.startswith(("int", "uint"))
+
     def _last_operand(self) -> int | None:
         num = len(self.outputs) if self.name.startswith(_OVER_LISTS) else 1
         bad = (place for place, made in enumerate(self.outputs[:num]) if not made.finite)

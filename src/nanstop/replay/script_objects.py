@@ -9,12 +9,13 @@ its functions read, and what is in containers. Objects of libraries are not look
 from __future__ import annotations
 
 import copy
+import dis
 from collections import deque
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import partial
 from inspect import unwrap
-from itertools import count, repeat
+from itertools import count, islice, repeat
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 from weakref import ref
@@ -31,8 +32,11 @@ _MOST = 20_000
 """Objects that are looked at."""
 _MOST_ITEMS = 256
 """Of a container that is looked into: what holds more of them is data."""
+_MOST_PLACES = 256
+"""Entries that are noted in each step."""
 _PLAIN = (str, bytes, int, float, complex, Tensor)
 _OF_MODULES = frozenset({"_parameters", "_buffers"})
+_BOOKS_OF_MODULES = frozenset(vars(nn.Module()))
 _COPIED = frozenset(map(type, (count(), repeat(0), iter([]), iter(()), iter(range(0)))))
 """Iterators whose copies give what they would have given. Those inside of lists and tuples are not
 replaced by theirs.
@@ -61,6 +65,23 @@ def reaches_iterator(roots: Iterable[Any], called: Iterable[Any] = ()) -> bool:
     what it has given nobody puts back.
     """
     return _Walk(list(roots), called).reaches_iterator
+
+
+def remembered(roots: Iterable[Any], called: Iterable[Any] = ()) -> MutableMapping[str, Any]:
+    """Return what calls of ``roots`` and of ``called`` may change in the script's own objects, as
+    one table: containers and tensors, and numbers where something writes to their places. Not the
+    attributes of ``roots`` themselves.
+    """
+    walk = _Walk(list(roots), called)
+    places = ((t, name) for t in walk.tables for name, v in t.items() if _may_change(t, name, v))
+    return _Places(islice(places, _MOST_PLACES))
+
+
+def _may_change(table: MutableMapping[Any, Any], name: Any, value: Any) -> bool:
+    if isinstance(value, dict | list | set | deque | Tensor):
+        return not (isinstance(name, str) and name in _BOOKS_OF_MODULES)
+    is_number = value is None or isinstance(value, int | float)
+    return is_number and (not isinstance(table, _Variables) or table.writes(name))
 
 
 def reached(called: Any) -> tuple[list[nn.Module], list[Tensor], list[Optimizer]]:
@@ -156,7 +177,8 @@ class _Walk:
         yield from () if inner is function else (inner,)
         if not is_library(file):
             # Only names that it reads: compiled code puts its own there and takes them out again.
-            read = _Variables(function.__globals__, tuple(set(_names(function.__code__))))
+            code = function.__code__
+            read = _Variables(function.__globals__, tuple(set(_names(code))), code)
             self.tables.append(read)
             yield from read.values()
 
@@ -169,11 +191,39 @@ class _Walk:
         yield from kind.__bases__
 
 
-class _Variables(MutableMapping[str, Any]):
-    """Some entries of a dict, or attributes of anything else, as a table."""
+class _Places(MutableMapping[str, Any]):
+    """Single entries of many tables, as one."""
 
-    def __init__(self, holder: Any, names: tuple[str, ...]) -> None:
+    def __init__(self, places: Iterable[tuple[MutableMapping[Any, Any], Any]]) -> None:
+        self._places = {str(number): place for number, place in enumerate(places)}
+
+    def __iter__(self) -> Iterator[str]:
+        return (one for one, (table, name) in self._places.items() if name in table)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, one: str) -> Any:
+        table, name = self._places[one]
+        return table[name]
+
+    def __setitem__(self, one: str, value: Any) -> None:
+        table, name = self._places[one]
+        table[name] = value
+
+    def __delitem__(self, one: str) -> None:
+        table, name = self._places[one]
+        del table[name]
+
+
+class _Variables(MutableMapping[str, Any]):
+    """Some entries of a dict, or attributes of anything else, as a table. ``code``: what reads
+    these variables of its file.
+    """
+
+    def __init__(self, holder: Any, names: tuple[str, ...], code: CodeType | None = None) -> None:
         self._names = names
+        self._code = code
         if isinstance(holder, dict):
             self._get, self._set, self._drop = (
                 holder.__getitem__,
@@ -183,6 +233,10 @@ class _Variables(MutableMapping[str, Any]):
         else:
             self._get = partial(getattr, holder)
             self._set, self._drop = partial(setattr, holder), partial(delattr, holder)
+
+    def writes(self, name: str) -> bool:
+        """Return whether code may give a variable another value; attributes have it from anyone."""
+        return self._code is None or name in _written(self._code)
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in self._names if name in self)
@@ -218,3 +272,11 @@ def _names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
+
+
+def _written(code: CodeType) -> Iterator[str]:
+    """Yield the variables of its file that code gives a value to."""
+    yield from (one.argval for one in dis.get_instructions(code) if one.opname == "STORE_GLOBAL")
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _written(constant)

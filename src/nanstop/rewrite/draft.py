@@ -29,7 +29,7 @@ class Draft:
     statement: ast.stmt
     dtype: str = "float32"
     counted: bool = False
-    """Whether what the failing operation divides by is a count: 0 or 1 at least."""
+    """Whether what has no value is that of a whole number, a count: 0 or 1 at least."""
     infinite: bool = False
     """Whether it has made Inf: then it did not divide 0 by 0."""
     kept: bool = False

@@ -89,7 +89,7 @@ class _Search:
     def _values_differ(self, old: Any, new: Any, *, inside: bool) -> bool:
         if isinstance(old, list) and isinstance(new, list):
             before: list[Any] = old
-            after = [one for one in cast("list[Any]", new) if not self._is_new_name(one)]
+            after = self._without_new_names(cast("list[Any]", new))
             pairs = zip(before, after, strict=False)
             found = [self._values_differ(*pair, inside=inside) for pair in pairs]
             return len(before) != len(after) or any(found)
@@ -97,14 +97,31 @@ class _Search:
             return self.differ(old, new, inside=inside)
         return old != new
 
-    def _is_new_name(self, node: object) -> bool:
+    def _without_new_names(self, nodes: list[Any]) -> list[Any]:
+        """Return the nodes but for those that give a new name, which are kept. A name that is given
+        once more is another one from there on.
+        """
+        found: list[Any] = []
+        again: dict[str, str] = {}
+        for node in nodes:
+            for name in ast.walk(node) if again else ():
+                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load):
+                    name.id = again.get(name.id, name.id)
+            target = self._new_name(node)
+            if target is None:
+                found.append(node)
+                continue
+            if target in self.named:
+                again[target] = f"__{target}_{len(self.named)}"
+            self.named[again.get(target, target)] = node.value
+        return found
+
+    def _new_name(self, node: object) -> str | None:
         if not isinstance(node, ast.Assign) or len(node.targets) != 1:
-            return False
+            return None
         target = node.targets[0]
-        if not isinstance(target, ast.Name) or target.id in self._old.names:
-            return False
-        self.named[target.id] = node.value
-        return True
+        is_new = isinstance(target, ast.Name) and target.id not in self._old.names
+        return target.id if is_new and isinstance(target, ast.Name) else None
 
 
 def _operation(source: Source, node: ast.AST) -> Operation | None:

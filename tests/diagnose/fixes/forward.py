@@ -249,3 +249,8 @@ def a_number_in_place_of_what_is_missing(fixed):
 FIXES.say("NS204", 3, "a look at the data")
 FIXES.remedy("NS204", 4, "drop_sample", "0:1")
 FIXES.remedy("NS204", 4, "drop_micro", "0")
+FIXES.test(
+    "NS204",
+    5,
+    "e2e/forms/test_formats.py::test_what_only_a_half_format_rounds_away_is_computed_in_float32",
+)

@@ -64,6 +64,32 @@ def test_a_bound_is_typed_beside_a_sample_that_is_left_out():
     assert "usual cure" not in text
 
 
+def of_inverse_counts(v, b):
+    weight = 8 / torch.bincount(b["t"][:, 0].long(), minlength=4).float()
+    return (weight * (v.mean() - 0.1 * torch.arange(4)).square()).sum()
+
+
+def of_whole_numbers(v, b):
+    scale = torch.log(torch.arange(8)) / 4
+    return ((v * scale) - b["u"]).square().mean()
+
+
+def one_kind(given):
+    given["t"][:] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (of_inverse_counts, 'bincount(b["t"][:, 0].long(), minlength=4).float().clamp(min=1)'),
+        (of_whole_numbers, "torch.log(torch.arange(8).clamp(min=1)) / 4"),
+    ],
+)
+def test_a_count_of_0_is_typed_as_1(body, line):
+    _, text = shown(body, one_kind)
+    assert line in text
+
+
 def of_shares(v, b):
     return -torch.log(b["s"] * (1.0 + v)).mean()
 

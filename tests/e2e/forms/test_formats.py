@@ -74,3 +74,31 @@ def test_a_line_not_of_the_model_that_overflows_in_half_is_computed_in_float32()
     assert incident.proof.verdict == "proven"
     assert incident.audit[-1].action.kind == "adopt"
     assert "+ return scores.float().pow(2).sum() / 1024" in render(incident)
+
+
+class Spread(nn.Module):
+    """A variance as a difference of squares, which float16 rounds below 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        nn.init.constant_(self.inner.bias, 20.0)
+
+    def forward(self, x):
+        x = self.inner(x)
+        mean = x.mean(-1, keepdim=True)
+        return (x - mean) / torch.sqrt((x * x).mean(-1, keepdim=True) - mean * mean + 1e-5)
+
+
+def test_what_only_a_half_format_rounds_away_is_computed_in_float32():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), Spread()).half()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    given = batch(0)
+    with nanstop.watch(net, optimizer) as watch:
+        watch.step(lambda now: (net(now["x"].half()) * now["t"]).sum(), given)
+        assert watch.update()
+    (incident,) = watch.incidents
+    assert incident.diagnoses[0].code == "NS204"
+    assert (incident.proof.verdict, incident.proof.safety) == ("proven", "safe")
+    assert {atom.remedy for atom in incident.proof.minimal} == {"island"}

@@ -107,3 +107,42 @@ def test_a_guard_that_is_typed_for_log_space_is_said_to_be_another_form():
     _, _, code = text.partition("in code")
     assert "another form, which may end in another loss: give" in code.replace("\n", " ")
     assert "clamp(" in code
+
+
+def of_steps_that_are_forbidden(v, b):
+    moves = torch.zeros(3, 3).masked_fill(torch.arange(3) == b.get("n", 9), -torch.inf)
+    alpha = v[:, :3]
+    for _ in range(2):
+        alpha = torch.logsumexp(alpha[:, :, None] + moves, 1)
+    return torch.logsumexp(alpha, 1).mean()
+
+
+def test_of_cures_that_hold_the_one_that_can_be_typed_comes_first():
+    """Nothing is known that is typed for the guard of a logsumexp; for a fill it is."""
+    incident, text = shown(of_steps_that_are_forbidden, none_may_come_to_the_last)
+    proof = incident.proof
+    assert (proof.verdict, proof.minimal[0].remedy) == ("proven", "finite_fill")
+    assert 'masked_fill(torch.arange(3) == b.get("n", 9), -1e4)' in text
+    assert any(one.atoms[0].remedy == "form" for one in proof.alternatives)
+
+
+def none_may_come_to_the_last(given):
+    given["n"] = torch.tensor(2)
+
+
+def of_two_views(v, b):
+    one, other = v * b["z"].mean(), v * b["z"].mean() * 2
+    one = (one - one.mean(0)) / one.std(0)
+    other = (other - other.mean(0)) / other.std(0)
+    return (torch.diagonal(one.T @ other / len(one)) - 1).pow(2).sum()
+
+
+def nothing_varies(given):
+    given["z"][:] = 0.0
+
+
+def test_two_lines_may_give_the_same_name():
+    incident, text = shown(of_two_views, nothing_varies)
+    assert len(incident.proof.typed) == 2
+    assert "+ divisor = one.std(0)" in text
+    assert "+ divisor = other.std(0)" in text

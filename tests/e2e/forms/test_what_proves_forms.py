@@ -199,7 +199,7 @@ def test_a_count_comes_no_nearer_to_0():
     assert incident.diagnoses[0].code == "NS205"
     assert incident.proof.verdict in ("plausible", "isolated")
     assert all(atom.value != "off_zero" for atom in incident.proof.minimal)
-    assert "Floor the count: `total / count.clamp(min=1)`" in text
+    assert '(b["m"].float().sum(1) ** 2).clamp(min=1)' in text
 
 
 def of_one_logarithm(v, b):

@@ -45,6 +45,45 @@ def test_bounds_are_within_the_format():
         assert values.isfinite().all()
 
 
+WHOLE = {
+    "rsqrt": lambda n: n.rsqrt(),
+    "divided": lambda n: 6 / n,
+    "by_other": lambda n: torch.tensor(6.0) / n,
+    "powered": lambda n: n.float() ** -0.5,
+}
+
+
+def test_of_whole_numbers_the_logarithm_is_that_of_1():
+    atom = Atom(remedy="form", target=line_of("log"), value="bounded")
+    with applied(View(torch.nn.Identity()), (atom,)):
+        assert OF["log"](torch.tensor([0, 1, 3])).exp().tolist() == pytest.approx([1, 1, 3])
+
+
+def test_what_else_a_line_computes_is_left_alone():
+    small, none = torch.tensor([0.25, 0.5]), torch.tensor(0.0)
+
+    def line(count):
+        return small**2 / small / count
+
+    number = line.__code__.co_firstlineno + 1
+    atom = Atom(remedy="form", target=f"{__file__}:{number}", value="counted")
+    with applied(View(torch.nn.Identity()), (atom,)):
+        found = line(none)
+    assert found.tolist() == small.tolist()
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_count_of_0_is_1(name):
+    counts = torch.tensor([0, 1, 3])
+    for value, least in (("counted", 1), ("other_count", 2)):
+        line = WHOLE[name].__code__.co_firstlineno
+        atom = Atom(remedy="form", target=f"{__file__}:{line}", value=value)
+        with applied(View(torch.nn.Identity()), (atom,)):
+            found = WHOLE[name](counts)
+        known = WHOLE[name](torch.tensor([least, 1, 3]))
+        torch.testing.assert_close(found, known)
+
+
 def test_another_bound_is_another_number_only_where_no_weight_has_a_part():
     def of(numbers, *, is_trained):
         atom = Atom(remedy="form", target=line_of("log"), value="other_bound")

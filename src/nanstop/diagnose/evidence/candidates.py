@@ -6,7 +6,16 @@ from nanstop.diagnose.evidence.reading import has_masters
 from nanstop.own_code import is_library
 from nanstop.records import Atom, Evidence, OpEvent, RunFacts, TokenRows, op_kind
 from nanstop.records.formats import HALF, NARROW
-from nanstop.records.line_forms import BOUNDED, FINITE, GUARDED, HAVE_BOUNDS, KEPT, form_at
+from nanstop.records.line_forms import (
+    BOUNDED,
+    COUNTED,
+    FINITE,
+    GUARDED,
+    HAVE_BOUNDS,
+    KEPT,
+    OF_COUNTS,
+    form_at,
+)
 from nanstop.records.remedies import spans_of
 
 Candidates = tuple[tuple[Atom, ...], ...]
@@ -128,14 +137,22 @@ def forms(evidence: Evidence) -> Candidates:
     event = found.first_bad if found is not None else None
     op = op_kind(event.forward_op or event.op) if event is not None else ""
     has_bounds = op.removeprefix("special_") in HAVE_BOUNDS
+    counted = (Atom(remedy="form", target=target, value=COUNTED),)
+    is_counted = event is not None and op in OF_COUNTS and _is_more_than_a_count(event)
     bounded = (Atom(remedy="form", target=target, value=BOUNDED),)
     kept = (Atom(remedy="form", target=target, value=KEPT),)
     return (
         (Atom(remedy="stable_form", target=target, value="log_space"),),
         *((bounded,) if has_bounds else ()),
+        *((counted,) if is_counted else ()),
         (Atom(remedy="form", target=target, value=GUARDED),),
         *((kept,) if event is not None and _may_stay_infinite(event) else ()),
     )
+
+
+def _is_more_than_a_count(event: OpEvent) -> bool:
+    """Return whether something other than 0 was divided by a count of 0: that is no mean."""
+    return event.divides_by_count and any(one.posinf or one.neginf for one in event.outputs)
 
 
 def _may_stay_infinite(event: OpEvent) -> bool:

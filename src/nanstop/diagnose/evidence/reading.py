@@ -206,6 +206,16 @@ def rounded_at(evidence: Evidence) -> tuple[str, ...]:
     return (f"`{op_name(rounded.op)}` at {place} rounds to 0 what is not 0",)
 
 
+def emptied_at(evidence: Evidence) -> tuple[str, ...]:
+    """Return the earlier line that left nothing of what the first bad op reads."""
+    found = evidence.localization
+    left = found.emptied if found is not None else None
+    if left is None or left.source is None:
+        return ()
+    at = left.source
+    return (f"nothing is left since `{op_name(left.op)}` at {at.short}: `{at.text}`",)
+
+
 def written_at(evidence: Evidence) -> tuple[str, ...]:
     """Return where the infinity that the first bad op reads comes from, where the program wrote it
     by a fill, or a variable or a buffer has held it.

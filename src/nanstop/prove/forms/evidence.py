@@ -20,6 +20,7 @@ from nanstop.prove.reference.tolerances import windows_before
 from nanstop.records import Atom
 from nanstop.records.line_forms import (
     BOUNDED,
+    COUNTED,
     FAR,
     FARTHER,
     FINITE,
@@ -27,6 +28,7 @@ from nanstop.records.line_forms import (
     NUMBERED,
     OFF_ZERO,
     OTHER_BOUND,
+    OTHER_COUNT,
     OTHERWISE,
     UNEVEN,
     form_of,
@@ -62,7 +64,8 @@ _CONVERGED = 0.02
 move.
 """
 
-_OTHER = {KEPT: FAR, BOUNDED: OTHER_BOUND, **dict.fromkeys(OFF_ZERO, [*OFF_ZERO][-1])}
+_OTHER = {KEPT: FAR, BOUNDED: OTHER_BOUND, COUNTED: OTHER_COUNT}
+_OTHER |= dict.fromkeys(OFF_ZERO, [*OFF_ZERO][-1])
 """The form of a guard that tells whether it matters which number it puts there."""
 
 WHICH_NUMBER = "another finite number gives another loss"

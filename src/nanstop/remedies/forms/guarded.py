@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nanstop.records.line_forms import BETWEEN_POLES
 from nanstop.records.vocabulary import IGNORED_LABEL, LOSSES_OF_ELEMENTS
-from nanstop.remedies.forms.bounds import far_below_0
+from nanstop.remedies.forms.bounds import far_below_0, has_values
 from nanstop.remedies.forms.calls import Call
 from nanstop.replay.conditions import inside_transform
 from nanstop.replay.path import no_choices
@@ -104,7 +104,7 @@ def is_guarded(call: Call) -> bool:
 def _replaced(call: Call, bad: Tensor, harmless: float, value: float) -> Tensor | None:
     """Return what a call makes of ``harmless`` in place of bad elements, and ``value`` there."""
     read = call.read
-    if read is None or not read.is_floating_point():
+    if read is None or not has_values(read):
         return None
     result = call.of_another(torch.where(bad, torch.full_like(read, harmless), read))
     return torch.where(bad, torch.full_like(result, value), result)
@@ -157,9 +157,9 @@ def _logarithm(call: Call, power: float = 1.0) -> Tensor | None:
     which has none: what a clamp under it gives.
     """
     read = call.read
-    if read is None or not read.is_floating_point():
+    if read is None or not has_values(read):
         return None
-    least = torch.finfo(read.dtype).tiny ** power
+    least = torch.finfo(read.dtype).tiny ** power if read.is_floating_point() else 1.0
     value = float(call.function(torch.tensor(least, dtype=torch.float64)))
     return _replaced(call, read <= 0, 1.0, value)
 

@@ -13,6 +13,7 @@ from nanstop.own_code import is_own, lies_in
 from nanstop.records import Atom
 from nanstop.records.line_forms import (
     BOUNDED,
+    COUNTED,
     EVERY,
     FAR,
     FINITE_NUMBERS,
@@ -22,6 +23,7 @@ from nanstop.records.line_forms import (
     MASKED,
     OFF_ZERO,
     OTHER_BOUND,
+    OTHER_COUNT,
     OTHERWISE,
     UNEVEN,
     form_of,
@@ -50,6 +52,8 @@ _FORMS: Mapping[str, Callable[[], Form]] = {
     OTHERWISE: lambda: guarded.otherwise,
     BOUNDED: lambda: bounds.answer,
     OTHER_BOUND: lambda: partial(bounds.answer, is_other=True),
+    COUNTED: lambda: bounds.counted,
+    OTHER_COUNT: lambda: partial(bounds.counted, is_other=True),
 }
 
 _PUT_THERE = (*FINITE_NUMBERS, UNEVEN)
@@ -135,7 +139,8 @@ def compared(atom: Atom) -> Iterator[Comparison]:
     """
     file, line = _line_of(atom, (*_FORMS, *OFF_ZERO))
     found = Comparison()
-    by = bounds.answer if form_of(atom)[0] == BOUNDED else guarded.answer
+    chosen: Mapping[str, Form] = {BOUNDED: bounds.answer, COUNTED: bounds.counted}
+    by = chosen.get(form_of(atom)[0], guarded.answer)
     with answered(_at(file, line, partial(_in_both, found, by))):
         yield found
 

@@ -31,12 +31,14 @@ def _bound(draft: Draft, found: Operation) -> str:
     """
     if found.name == "exp":
         return f"max={most_exponent(draft.dtype):g}" if draft.bounded else f"max={draft.most()}"
+    if draft.counted:
+        return "min=1"
     if draft.bounded:
         return f"min={_number(least_number(draft.dtype))}"
     if found.name == "sqrt" and draft.dtype != "float16" and draft.least >= _LEAST_OF_ROOT:
         return f"min={_number(_LEAST_OF_ROOT)}"
     of = draft.source.segment(found.operand) if is_cheap(found.operand) else ""
-    return "min=1" if draft.counted else f"min={draft.tiny(of)}"
+    return f"min={draft.tiny(of)}"
 
 
 def _number(value: float) -> str:

@@ -13,6 +13,7 @@ from nanstop.records.line_forms import (
     BOUNDED,
     BY_ARRAY,
     BY_NUMBER,
+    COUNTED,
     EVERY,
     FORMS,
     GUARDED,
@@ -37,7 +38,7 @@ _MOST_CODES = 5
 _OF_TWO = frozenset({"matmul", "mm", "bmm", "dot", "mv"})
 """Products, each of which torch may compute by another; their operands have to be of one format."""
 
-_ALONE = (KEPT, BOUNDED, *OFF_ZERO)
+_ALONE = (KEPT, BOUNDED, COUNTED, *OFF_ZERO)
 """Guarded forms that are typed in one way only."""
 
 _QUESTIONS = ("isnan", "isinf", "isfinite")
@@ -147,7 +148,7 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
     stable = atom.remedy == "stable_form"
     later = (one for at in statements for one in source.readers_of(at)) if stable else ()
     for place in (*statements, *later):
-        draft = Draft(source, place, dtype=_format(event), counted=_divides_by_count(event))
+        draft = Draft(source, place, dtype=_format(event), counted=_is_counted(event))
         is_by_number = event is not None and event.name == "div" and event.divisor is None
         draft.by_number = is_by_number or form_of(atom)[0] == BY_NUMBER
         draft.by_array = form_of(atom)[0] == BY_ARRAY
@@ -209,11 +210,8 @@ def _least_of_root(event: OpEvent | None) -> float:
     return (least / 2.0) ** 2 if is_derivative else least
 
 
-def _divides_by_count(event: OpEvent | None) -> bool:
-    divisor = event.divisor if event is not None else None
-    if event is None or divisor is None or divisor >= len(event.descent):
-        return False
-    return {"count", "whole"} <= set(event.descent[divisor])
+def _is_counted(event: OpEvent | None) -> bool:
+    return event is not None and (event.divides_by_count or event.reads_whole)
 
 
 def _in_finite(draft: Draft, number: str) -> bool:

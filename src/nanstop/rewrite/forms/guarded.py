@@ -238,7 +238,15 @@ def _normalized(draft: Draft, found: Operation) -> str | None:
 
 
 def _held_eps(draft: Draft, found: Operation) -> str | None:
-    """Return the call with an eps that float16 holds, which the usual one is not."""
+    """Return the call with an eps that float16 holds, which the usual one is not; with the usual
+    one where the program writes down 0.
+    """
+    given = found.argument(4, "eps")
+    if given is not None and number_of(given) == 0.0:
+        start = draft.source.span(found.node)[0]
+        text, (first, last) = draft.source.segment(found.node), draft.source.span(given)
+        usual = "1e-4" if draft.dtype == "float16" else "1e-12"
+        return f"{text[: first - start]}{usual}{text[last - start :]}"
     if draft.dtype != "float16" or found.argument(4, "eps") is not None or found.made_by:
         return None
     text = draft.source.segment(found.node)

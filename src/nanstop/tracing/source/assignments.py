@@ -37,7 +37,8 @@ class Assignment:
 def line_of(place: Assignment, *, is_written: bool = False) -> SourceLine | None:
     """Return the line that gave a variable its value: the last one in its scope, before the line
     that runs if there is one. Of an attribute the last one of the constructor, where no other line
-    gives it one; or where ``is_written`` the only one that has written to it since.
+    gives it one; or, where that does not or ``is_written``, the only one that has written to it
+    since.
     """
     tree = tree_of(place.file)
     found = [] if tree is None else list(bindings(tree, place))
@@ -45,7 +46,8 @@ def line_of(place: Assignment, *, is_written: bool = False) -> SourceLine | None
         return None
     if place.attribute:
         later = [line for line in found if function_at(tree, line) != "__init__"]
-        numbers = later if is_written else [] if later else _of_constructor(tree, place, found)
+        is_later = is_written or len(later) == len(found)
+        numbers = later if is_later else [] if later else _of_constructor(tree, place, found)
         if len(numbers) != 1:
             return None
         number = numbers[0]
@@ -206,6 +208,18 @@ def _written_by_call(node: ast.AST) -> ast.AST | None:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
     return node.func.value if is_in_place(node.func.attr) else None
+
+
+def attributes_given(file: str) -> frozenset[str]:
+    """Return the names of the attributes that a file gives a value to."""
+    return _given("".join(linecache.getlines(file)))
+
+
+@lru_cache(maxsize=8)
+def _given(source: str) -> frozenset[str]:
+    nodes = ast.walk(tree) if (tree := _parsed(source)) is not None else ()
+    attributes = (one for one in nodes if isinstance(one, ast.Attribute))
+    return frozenset(one.attr for one in attributes if isinstance(one.ctx, ast.Store))
 
 
 def tree_of(file: str) -> ast.AST | None:

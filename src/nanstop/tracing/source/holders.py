@@ -24,6 +24,7 @@ from nanstop.records import SourceLine
 from nanstop.replay.untouched import address
 from nanstop.tracing.source.assignments import (
     Assignment,
+    attributes_given,
     bindings,
     bound_in_loop,
     function_at,
@@ -132,6 +133,17 @@ def _file_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__file__", ""))
 
 
+def _own_file(kind: type, constructor: CodeType | None) -> str:
+    """Return the file of a class of the script's own that a library constructs, "" for any other:
+    what its methods give to attributes has a line.
+    """
+    if constructor is not None and not is_library(constructor.co_filename):
+        return ""
+    codes = (getattr(one, "__code__", None) for one in vars(kind).values())
+    files = (code.co_filename for code in codes if isinstance(code, CodeType))
+    return next((file for file in files if not is_library(file)), "")
+
+
 def held_in(frame: FrameType) -> Iterator[HeldVariable]:
     """Yield the tensors that a frame's variables hold, what is nearest first."""
     code, file = frame.f_code, frame.f_code.co_filename
@@ -196,11 +208,14 @@ def _attributes(name: str, value: Any, place: Assignment) -> Iterator[tuple[str,
     code: CodeType | None = getattr(getattr(type(value), "__init__", None), "__code__", None)
     tables = ("_buffers", "_modules") if isinstance(value, nn.Module) else ()
     entries = [e for table in tables for e in held[table].items()]
+    own_file = _own_file(type(value), code)
     entries += [e for e in held.items() if e[0] not in ("_parameters", *tables)]
     for attribute, entry in entries:
         # A library's attribute has no line of its own, only the variable that holds its owner.
         made = Assignment(place.file, place.at, "") if place.attribute else place
         made = replace(made, within=(*made.within, (type(value), attribute)))
+        if own_file and attribute in attributes_given(own_file):
+            made = Assignment(own_file, 0, attribute, attribute=True)
         if code is not None and not is_library(code.co_filename):
             made = Assignment(
                 code.co_filename,

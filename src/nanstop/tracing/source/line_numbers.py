@@ -50,9 +50,31 @@ def zeros_of_line(frame: FrameType, place: NumberPlace) -> tuple[LineNumber, ...
         of: dict[str, Number] = {}
         value = held.value(node, of)
         if value is not None and value == 0 and of:
+            text, of = _as_given(tree, frame, node, held) or (ast.unparse(node), of)
             said = tuple((name, float(number)) for name, number in of.items())
-            found[ast.unparse(node)] = LineNumber(text=ast.unparse(node), value=0.0, of=said)
+            found[ast.unparse(node)] = LineNumber(text=text, value=0.0, of=said)
     return tuple(found.values())
+
+
+def _as_given(
+    tree: ast.AST, frame: FrameType, node: ast.expr, held: _Variables
+) -> tuple[str, dict[str, Number]] | None:
+    """Return the assignment of a local variable that is 0, with what its variables hold, where it
+    is the only one and still comes to 0; None of anything else.
+    """
+    code = frame.f_code
+    if not isinstance(node, ast.Name) or node.id not in code.co_varnames[code.co_argcount :]:
+        return None
+    functions = nodes_around(tree, frame.f_lineno, ast.FunctionDef, ast.AsyncFunctionDef)
+    inner = max(functions, key=lambda one: one.lineno, default=None)
+    names = [one for one in ast.walk(inner) if isinstance(one, ast.Name)] if inner else []
+    given = [one for one in names if one.id == node.id and isinstance(one.ctx, ast.Store)]
+    statements = nodes_around(tree, given[0].lineno, ast.Assign) if len(given) == 1 else []
+    made = max(statements, key=lambda one: one.lineno, default=None)
+    if not isinstance(made, ast.Assign) or made.targets != given:
+        return None
+    of: dict[str, Number] = {}
+    return (ast.unparse(made), of) if held.value(made.value, of) == 0 and of else None
 
 
 def zeros_handed_on(

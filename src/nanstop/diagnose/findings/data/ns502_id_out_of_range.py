@@ -185,14 +185,16 @@ def _usual_cure(evidence: Evidence, wanted: float | None) -> str:
         return _OF_IGNORED
     if ROWS_AT.get(event.name) == LABELS:
         return _OF_LABELS
-    table, rows = event.inputs[0], event.inputs[0].shape[0]
+    table = event.inputs[0]
+    rows = table.shape[_axis(evidence, event)]
     if abs(wanted) > _FARTHEST:
         return _OF_CASTS
     if wanted < 0:
         return _OF_NEGATIVES
-    if event.name in FROM_THE_END and origin_of(table.name) not in ("from_param", "from_buffer"):
-        return _OF_PLACES.format(last=table.shape[_axis(evidence, event)] - 1)
-    if not event.name.startswith(("embedding", "_embedding")) or tokens in (None, rows):
+    is_table = event.name.startswith(("embedding", "_embedding"))
+    if not is_table and origin_of(table.name) not in ("from_param", "from_buffer"):
+        return _OF_PLACES.format(last=rows - 1)
+    if tokens in (None, rows):
         return ""
     # What no batch holds, and no token is, the model has counted out itself.
     return _OF_OTHERS if event.inputs[1].name else _OF_POSITIONS.format(rows=rows)

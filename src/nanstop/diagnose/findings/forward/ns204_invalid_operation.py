@@ -8,8 +8,8 @@ raise instead: `normal expects all elements of std >= 0.0`.
 ## Why it happens
 0 / 0, log of a negative number, sqrt of a negative number, 1 / 0, asin of 1.0000001. These come
 from rounding (a difference of equal numbers that is -1e-9 instead of 0: sqrt(-1e-9) is NaN), from
-empty selections, and from data that the formula never met. More bits do not help: float64 returns
-the same. So is 0 x Inf: a choice that a mask of -Inf forbids has the probability 0 and the
+empty selections, and from data that the formula never met. Where no half format has rounded, more
+bits do not help. So is 0 x Inf: a choice that a mask of -Inf forbids has the probability 0 and the
 log-probability -Inf, and their product, in an entropy say, is NaN. With -1e4 in its place it is 0;
 that is proven where -2e4 gives the same loss and gradients. A row that a mask of -Inf hides in full
 has the logsumexp -Inf, and label smoothing counts each choice, the hidden ones too. A CTC loss is
@@ -36,6 +36,8 @@ torch.autograd.grad(y.sum(), p)     # (tensor([0., 1.]),)
 3. Find out why the value occurs: the report names the sample and its tokens.
    Cost: a look at the data.
 4. Drop the sample or the micro-batch that has it. Cost: that data.
+5. Where only float16 or bfloat16 rounds it there, keep that module in float32.
+   Cost: its part in float32.
 
 ## Fix safety
 Dropping data changes training; nanstop proves that the rest of the batch is left as it was, and
@@ -60,6 +62,7 @@ from nanstop.diagnose.evidence.candidates import (
     Candidates,
     at_the_line,
     finite_entry,
+    islands,
     left_out,
     without_rows,
 )
@@ -86,11 +89,12 @@ from nanstop.diagnose.evidence.reading import (
     raised_op,
     refuses_some,
     rounded_at,
+    standing,
     written_at,
 )
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats, op_name
-from nanstop.records.formats import NARROW
+from nanstop.records.formats import HALF, NARROW
 from nanstop.wording import number
 
 _ALIGNMENTS = ("_ctc_loss", "_cudnn_ctc_loss")
@@ -173,7 +177,11 @@ def _remedies(evidence: Evidence, event: OpEvent) -> Candidates:
     if _over_the_number_0(event):
         return ()
     is_hidden = bool(hidden_advice(evidence)) and not any(one.nan for one in event.outputs)
-    return without_rows(evidence) if is_hidden else at_the_line(evidence)
+    if is_hidden:
+        return without_rows(evidence)
+    found, in_half = evidence.localization, any(one.dtype in HALF for one in event.inputs)
+    wide = in_half and found is not None and found.in_float64 == "finite"
+    return (*(islands(event, standing(evidence)) if wide else ()), *at_the_line(evidence))
 
 
 def _left_out_late(evidence: Evidence, name: str) -> Diagnosis:
@@ -194,6 +202,11 @@ def _left_out_late(evidence: Evidence, name: str) -> Diagnosis:
 def _usual(evidence: Evidence, event: OpEvent) -> str:
     if _by_the_number_0(event):
         return _KEEP_FROM_0
+    found = evidence.localization
+    if found is not None and found.held_at is not None:
+        return (
+            f"Give {found.held_at.short} nothing that is 0, to divide by or to take a logarithm of."
+        )
     if _rounded_out(evidence, event):
         return _NO_CANCELLING
     alone = operand(event, 0) if len(event.inputs) == 1 else None

@@ -50,7 +50,7 @@ import math
 
 from nanstop.diagnose.evidence.candidates import at_the_line
 from nanstop.diagnose.evidence.descent import Operand, operand, without_zeros, zero_divisor
-from nanstop.diagnose.evidence.reading import WRITTEN, first_bad
+from nanstop.diagnose.evidence.reading import WRITTEN, emptied_at, first_bad
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, op_name
 
@@ -77,6 +77,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         cause=cause or total or "",
         confidence="certain",
         confirmed=f"the operation's own shape: {few}" if few else "",
+        lines=emptied_at(evidence) if few == _NONE else (),
         remedies=at_the_line(evidence),
         where=event.module,
     )

@@ -29,7 +29,7 @@ class TrainerMicro:
     beginning then, in a trainer that makes its batches there). ``advanced``: it moved on to the
     next buffered slice as well. ``taped``: the calls of a loss of the script's own. ``whole``: its
     step does not go through ``_prepare_inputs``: it is noted at its beginning, and ``batch`` is of
-    ``raw``. ``made``: see ``MadeWithin``.
+    ``raw``. ``made``: see ``MadeWithin``. ``remembered``: before it, see ``Remembered``.
     """
 
     model: nn.Module
@@ -41,6 +41,7 @@ class TrainerMicro:
     rng: RngState | None = None
     before: state_diff.Notes = state_diff.NOTHING
     after: state_diff.Notes = state_diff.NOTHING
+    remembered: state_diff.Notes = state_diff.NOTHING
     buffers: Any = ()
     loss: Tensor | None = None
     taped: TapedMicro | None = None

@@ -17,6 +17,7 @@ from nanstop.hosts.sharded.models import SharedModels
 from nanstop.hosts.tape.loss_tape import LossTape, is_recorded
 from nanstop.hosts.trainer.steps.made_within import MadeWithin
 from nanstop.hosts.trainer.steps.micros import TrainerMicro, TrainerWindow
+from nanstop.hosts.trainer.steps.remembered import Remembered
 from nanstop.replay import state_diff
 from nanstop.replay.copies.buffers import BufferNotes
 from nanstop.replay.rng import RngNotes, restore_rng
@@ -44,6 +45,7 @@ class Reentry:
         self.replaying: tuple[TrainerMicro, Any] | None = None
         """What is run again, of which batch: what the trainer calls then is no doing of the run."""
         self._rng = RngNotes()
+        self.remembered = Remembered(trainer)
         self.within = MadeWithin(trainer, self._rng.note)
         self._prepares: bool | None = None
         """Whether the trainer's steps go through ``_prepare_inputs``, once it is known."""
@@ -56,6 +58,7 @@ class Reentry:
         """Take the model that is there now: preparation may have moved or replaced it."""
         self.root = compat.unwrapped(self.trainer.model)
         self.buffers = BufferNotes(self.root)
+        self.remembered = Remembered(self.trainer)
         self._noted = state_diff.NOTHING
 
     def learning_rates(self) -> tuple[float, ...]:
@@ -89,6 +92,7 @@ class Reentry:
             if begun is not None and not self._prepares:
                 micro.whole, micro.batch, micro.rng = True, begun.batch, begun.rng
                 micro.before, micro.buffers = begun.before, begun.buffers
+                micro.remembered = begun.remembered
                 self._prepares = False
             if micro.taped is not None:
                 self.tape.end()
@@ -120,6 +124,7 @@ class Reentry:
         """Note where a run of a micro-batch again starts from."""
         micro.batch = copy.copy(batch)
         micro.before = state_diff.note(vars(self.trainer), self._noted)
+        micro.remembered = self.remembered.note(self.root)
         micro.buffers = self.buffers.note()
         micro.rng = self._rng.note()
 

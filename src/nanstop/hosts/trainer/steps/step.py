@@ -135,6 +135,7 @@ class HfStep:
             ),
             self.replicas.alone(),
         ):
+            self.host.remembered.restore(noted.remembered)
             given = self.remedies.rebatched(self.batches[micro], micro)
             return self.host.replay(noted, given if batch is None else batch)
 

@@ -265,6 +265,18 @@ def test_targets_of_0_that_are_meant_are_left_in_peace(loss):
     assert rows_of(loss) == ()
 
 
+class Barely(nn.Module):
+    """Scores to which what is trained adds next to nothing, whatever its weights are."""
+
+    def forward(self, x):
+        return 0.5 + 0.05 * x.tanh()
+
+
+@pytest.mark.parametrize("loss", BINARY)
+def test_scores_that_weights_hardly_move_are_left_in_peace(loss):
+    assert rows_of(of_logits(loss), Barely()) == ()
+
+
 @pytest.mark.parametrize("loss", BINARY)
 def test_logits_are_left_in_peace(loss):
     assert rows_of(of_logits(loss)) == ()

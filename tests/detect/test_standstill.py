@@ -14,6 +14,7 @@ from loop_scripts import run_script
 from nanstop.decide.policy import Policy
 from nanstop.detect.zero_gradients.causes import none_arrives
 from nanstop.detect.zero_gradients.gradient_end import gradient_end
+from nanstop.detect.zero_gradients.standstill import Standstill
 from nanstop.records import GradientPath
 from nanstop.session.factory import opener
 from nanstop.store.incidents import Store
@@ -203,6 +204,32 @@ def test_a_factor_of_0_is_named_as_the_line_spells_it(tmp_path):
     assert (end.op, [one.text for one in end.factors]) == ("mul", ["b.weight"])
 
 
+def stood(num_zero, *, begins=None, each=1):
+    """What has been noted of updates without a gradient, after one with some; ``each``: a step."""
+    still = Standstill()
+    if begins is not None:
+        still.note(0.1, begins)
+    for number in range(num_zero):
+        still.note(0.0, (begins or 0) + 1 + number // each)
+    return still
+
+
+def test_of_several_optimizers_a_step_has_several_updates_without_a_gradient():
+    model = torch.nn.Linear(4, 2)
+    x = torch.randn(3, 4, requires_grad=True)
+    step = FnStep(model, lambda m, b: (m(b["x"]).detach().sum() * b["x"]).sum(), [{"x": x}])
+    step.id = replace(step.id, step=8)
+    path = GradientPath(num_trainable=10, num_tensors=2, num_reached=2)
+    assert none_arrives(step, path, 0.0, stood(16, each=2)).reached_until is None
+    assert none_arrives(step, path, 0.0, stood(16, begins=3, each=2)).reached_until == 3
+
+
+def test_what_was_seen_of_another_training_is_forgotten():
+    still = stood(6, begins=24)
+    still.note(0.0, 0)
+    assert (still.num_zero, still.until) == (1, None)
+
+
 @pytest.mark.parametrize("is_gone", [True, False])
 @pytest.mark.parametrize("num_zero", [4, 16])
 def test_gradients_that_do_not_arrive_any_more(is_gone, num_zero):
@@ -215,7 +242,7 @@ def test_gradients_that_do_not_arrive_any_more(is_gone, num_zero):
     step = FnStep(model, loss, [{"x": x}])
     step.id = replace(step.id, step=40)
     path = GradientPath(num_trainable=10, num_tensors=2, num_reached=2)
-    found = none_arrives(step, path, 0.0, num_zero)
+    found = none_arrives(step, path, 0.0, stood(num_zero, begins=24))
     if is_gone and num_zero == 16:
         assert (found.num_reached, found.unreached, found.reached_until) == (
             0,
@@ -237,7 +264,7 @@ def test_an_entry_of_the_batch_that_takes_every_gradient_away_is_named(kind):
     model, zeros = torch.nn.Linear(4, 2), torch.zeros(3, dtype=torch.int64)
     batch = {"x": torch.randn(3, 4), "ids": zeros, "mask": zeros.to(kind), "count": zeros.sum()}
     path = GradientPath(num_trainable=10, num_tensors=2, num_reached=2)
-    found = none_arrives(FnStep(model, loss, [batch]), path, 0.0, 4)
+    found = none_arrives(FnStep(model, loss, [batch]), path, 0.0, stood(4))
     assert found.zeros == ("mask",)
     assert found.num_reached == 2
 
@@ -247,7 +274,7 @@ def test_a_dropout_that_takes_every_gradient_away_is_named(share, dropped):
     model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Dropout(share))
     path = GradientPath(num_trainable=10, num_tensors=2, num_reached=2)
     step = FnStep(model, lambda m, b: m(b["x"]).sum(), [{"x": torch.randn(3, 4)}])
-    found = none_arrives(step, path, 0.0, 4)
+    found = none_arrives(step, path, 0.0, stood(4))
     assert (found.dropped if found is not None else ()) == dropped
     assert model[1].p == share
 

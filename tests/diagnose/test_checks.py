@@ -212,6 +212,8 @@ def narrow_row(bits, phase="forward"):
 
 LOG_RATIO = replace(EXPONENTIAL, phase="loss", module="", descent=(("log_ratio", "parameter"),))
 POLICY = ObjectiveFacts(method="grpo", beta=0.04, num_generations=8)
+WITH_REFERENCE = RunFacts(objective=POLICY)
+NO_REFERENCE = RunFacts(objective=replace(POLICY, beta=0.0))
 PREFERENCE = RunFacts(objective=ObjectiveFacts(method="dpo", beta=0.1))
 
 
@@ -405,6 +407,8 @@ FIRES = [
     ("NS701", logged(frac_reward_zero_std=[1.0] * 3, reward_std=[0.2] * 3), "likely"),
     ("NS701", logged(frac_reward_zero_std=[1.0] * 3, rewards_apart=[1.0] * 3), "certain"),
     ("NS701", logged(frac_reward_zero_std=[0.5, *[1.0] * 4], reward_std=[0.2] * 5), "likely"),
+    ("NS701", replace(logged(frac_reward_zero_std=[1.0] * 3, grad_norm=[0.4] * 3), facts=WITH_REFERENCE), "likely"),
+    ("NS701", replace(logged(frac_reward_zero_std=[1.0] * 3, grad_norm=[1e-5] * 3), facts=NO_REFERENCE), "likely"),
     ("NS701", Evidence(facts=PREFERENCE, series=still([0.0] * 4, 0.0)), "likely"),
     ("NS701", Evidence(facts=RunFacts(gradient_path=replace(PATH, zeros=("mask",))), series=still([0.0] * 64, 0.0)), "possible"),
     ("NS701", probed(objective=(objective_row("own_mean", "aten.sub.Tensor"),), are_all_zero=True), "certain"),
@@ -649,6 +653,7 @@ SILENT = [
     ("NS118", probed(objective=(objective_row("own_mean", "aten.sub.Tensor"),))),
     ("NS701", logged(frac_reward_zero_std=[1.0, 1.0, 0.5], reward_std=[0.0, 0.0, 0.1])),
     ("NS701", logged(frac_reward_zero_std=[0.5, 1.0], reward_std=[0.1, 0.0])),
+    ("NS701", replace(logged(frac_reward_zero_std=[1.0] * 3, grad_norm=[0.4] * 3), facts=NO_REFERENCE)),
     ("NS701", Evidence(facts=GRPO, series=(series("loss_logged", [0.0] * 8), series("grad_norm", [0.4] * 8)))),
     ("NS701", Evidence(facts=PREFERENCE, series=still([0.3, 0.0, 0.0, 0.0, 0.0], 0.0))),
     ("NS701", Evidence(facts=PREFERENCE, series=still([0.0] * 80, 0.01))),

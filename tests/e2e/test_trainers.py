@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import hf_cases as cases
@@ -629,6 +630,53 @@ class Kept(Trainer):
 def test_what_a_loss_switches_between_two_calls_is_no_evidence(tmp_path, is_switched, codes):
     args = TrainingArguments(**tiny.training_args(tmp_path, max_steps=6, optim="sgd"))
     trainer = Kept(Switched(), args=args, train_dataset=Points())
+    trainer.is_switched = is_switched
+    watch = train(trainer)
+    assert {one.code for one in watch.findings} & {"NS118"} == codes
+
+
+class Adapted(nn.Module):
+    """Scores that are large, and what is learned beside them where it is switched on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.base, self.adapter, self.in_use = nn.Linear(8, 4), nn.Linear(8, 4), "policy"
+        nn.init.constant_(self.base.bias, 100.0)
+        for p in self.adapter.parameters():
+            nn.init.zeros_(p)
+        self.base.requires_grad_(requires_grad=False)
+
+    def forward(self, x, labels=None):
+        del labels
+        return self.base(x) + self.adapter(x) * (self.in_use == "policy")
+
+
+class OfPairs(Trainer):
+    is_switched = True
+
+    def compute_loss(self, model, inputs, *_args, **_details):
+        scores = model(inputs["x"])
+        model.in_use = "reference" if self.is_switched else "policy"
+        with torch.no_grad():
+            wanted = model(inputs["x"])
+        model.in_use = "policy"
+        gain = scores - wanted
+        return -F.logsigmoid(0.1 * (gain[:, 0] - gain[:, 1])).mean()
+
+
+@pytest.mark.parametrize(
+    ("rate", "is_switched", "codes"),
+    [(1e-6, True, set()), (1e-6, False, set()), (1e-2, True, set()), (1e-2, False, {"NS118"})],
+)
+def test_a_policy_that_has_not_yet_moved_is_not_compared_with_itself(
+    tmp_path, rate, is_switched, codes
+):
+    """Its distance is 0 but for rounding, and a run again lacks what is switched."""
+    args = TrainingArguments(
+        **tiny.training_args(tmp_path, max_steps=6, optim="sgd", learning_rate=rate)
+    )
+    trainer = OfPairs(Adapted(), args=args, train_dataset=Points())
     trainer.is_switched = is_switched
     watch = train(trainer)
     assert {one.code for one in watch.findings} & {"NS118"} == codes

@@ -109,7 +109,7 @@ class Looks:
         self._num_apart = self._num_apart + 1 if is_other else 0
         if self._num_apart >= MOST_APART:
             self._go_on_with(step.view)
-        self._standstill.note(self._run.series.last("grad_norm"))
+        self._standstill.note(self._run.series.last("grad_norm"), step.id.step)
         path = self._run.facts.gradient_path
         if path is not None and path.num_reached is None:
             self._arrived(self._early.arrival.arrived(self._run.facts, step))
@@ -241,8 +241,8 @@ class Looks:
             elsewhere = self._standstill.take(step)
             self._run.series.add(ELSEWHERE, step.id.step, elsewhere)
             path = facts.gradient_path
-            num_zero = self._standstill.num_zero
-            found = none_arrives(step, path, elsewhere, num_zero) if path is not None else None
+            still = self._standstill
+            found = none_arrives(step, path, elsewhere, still) if path is not None else None
             if found is None and elsewhere == 0.0:
                 # A count in half overflows beside a model of any format.
                 place = place or self._gauge.wide(step)

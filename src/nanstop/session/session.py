@@ -242,6 +242,8 @@ class Session(WatchedRun):
 
     def follow(self, view: ModelView) -> None:
         self.view = self._cured = view
+        if view.optimizer is not None:
+            self.facts = replace(self.facts, **view.about_optimizer())
         self._looks.follow(view)
 
     def accounted(self, account: GradientAccount) -> None:

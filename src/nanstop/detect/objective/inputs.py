@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 FAR, NEAR = 10.0, 1.0
 """Sizes by which weights are moved: nothing stays between 0 and 1 by accident."""
+MOVED = 0.2
+"""By how much a number between 0 and 1 is to be another one with them."""
 _DIVERGENCE = "aten.kl_div"
 _PASSES = KEEPS | {"add", "sub", "mul", "div"}
 
@@ -59,8 +61,11 @@ def objective_rows(step: Step, micro: int = 0, *looks: Look) -> tuple[ObjectiveR
     if again.overflowed:  # a softmax that is spelled out leaves its format before torch's does
         nearer = _with_other_weights(step, micro, NEAR, again.overflowed)
         again.odd |= {n: given for n, given in nearer.odd.items() if n in again.overflowed}
+        again.between |= {n: seen for n, seen in nearer.between.items() if n in again.overflowed}
     lasting: dict[int, Given] = {
-        index: given for index, given in first.odd.items() if again.odd.get(index) == given
+        index: given
+        for index, given in first.odd.items()
+        if again.odd.get(index) == given and _has_moved(first, again, index)
     }
     if not lasting:
         return ()
@@ -85,6 +90,16 @@ def _with_other_weights(step: Step, micro: int, share: float, asked: Set[int]) -
     with suppress(Exception), step.isolated(), moved(trained, share), SecondRun(look):
         step.run(micro)
     return look
+
+
+def _has_moved(first: Operands, again: Operands, index: int) -> bool:
+    """Return whether other weights are seen in what they are to have left between 0 and 1: it goes
+    from one end to the other there, and is not only near to where it was.
+    """
+    one, two = first.between.get(index), again.between.get(index)
+    if one is None or two is None or one.shape != two.shape:
+        return True
+    return float((one - two).abs().max()) >= MOVED
 
 
 def _wrong(step: Step, trace: Trace, op: Op, given: Given) -> Value | None:

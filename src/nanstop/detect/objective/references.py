@@ -45,6 +45,10 @@ _SLOWEST, _FASTEST = 1.5, 6.0
 """By what a loss of preferences grows where a difference is doubled: 2, or 4 where it is
 squared."""
 _STAYS = 0.01
+_ROUNDINGS = 16
+"""Of a loss, which say nothing."""
+_NEAR = 0.1
+"""Share of what the policy's way changes in a loss, by which the run's own may be another one."""
 
 
 class Equals(LookOfSome):
@@ -100,8 +104,8 @@ class OwnReference:
         """Return the first of the differences to itself that a policy's loss is made of, once they
         were there in each of some updates.
 
-        Undone bitwise; runs the micro-batch up to six times where there are any, four more for each
-        that has a gradient, and not at all elsewhere. Synchronises the device.
+        Undone bitwise; runs the micro-batch up to nine times where there are any, four more for
+        each that has a gradient, and not at all elsewhere. Synchronises the device.
         """
         found, first = self._compared(step, seen), self._first
         self.next, self._first = None, []
@@ -113,6 +117,11 @@ class OwnReference:
             self._first = first or [(p, p.detach().clone()) for p in last_trained(step)]
             return ()
         if not _follows(step, found, first):
+            return ()
+        told = self._shares or _is_of_no_distance(step, found, first)
+        if told is None:
+            self.next, self._first = 2 * step.id.step + 1, first
+        if not told:
             return ()
         op = first_ops(step)[found[0]]
         line, shared = line_text(op.line), memory_given_at() if self._shares else ()
@@ -153,6 +162,31 @@ def _follows(step: Step, differences: list[int], first: list[tuple[Tensor, Tenso
     """
     others = [(p, p.detach() + noise) for p, noise in noises(last_trained(step), FAR)]
     return _are_zero(step, differences, others) or not _are_zero(step, differences, first)
+
+
+def _is_of_no_distance(
+    step: Step, differences: list[int], first: list[tuple[Tensor, Tensor]]
+) -> bool | None:
+    """Return whether the run's own loss is that of a reference which went with the policy, and not
+    that of one which has stayed where the policy was the first time. None where both are the same
+    but for rounding.
+
+    A run by what was recorded lacks what a script switches between two calls of its models
+    (adapters): a reference is the policy itself there, whatever it was in the run.
+    """
+    known = step.losses[0] if step.losses else None
+    if known is None or known.numel() != 1:
+        return True
+    now, then = _Policy(differences), _Policy(differences)
+    beside = first_loss(step, now)
+    with step.isolated(), written(first), then:
+        step.run(0)
+    way = {index: now.seen[index] - then.seen[index] for index in differences}
+    gap, off = abs(first_loss(step, _Apart(way)) - beside), abs(float(known) - beside)
+    if gap and not off:  # a run again is the same to the last bit here, and so it is for a way
+        return True
+    rounding = _ROUNDINGS * torch.finfo(known.dtype).eps * abs(beside)
+    return None if gap <= rounding else off <= _NEAR * gap
 
 
 def _are_zero(step: Step, differences: list[int], weights: list[tuple[Tensor, Tensor]]) -> bool:
@@ -227,6 +261,35 @@ class _Raised(SecondRun):
         if index == self._index:
             other = torch.linspace(1.0, 2.0, result.numel(), dtype=result.dtype).square()
             result.copy_((self._least * other).to(result.device).reshape(result.shape))
+        return result
+
+
+class _Policy(SecondRun):
+    """Keeps what some differences take from the policy, with the sign that it has in them."""
+
+    def __init__(self, differences: Sequence[int]) -> None:
+        super().__init__()
+        self._differences = differences
+        self.seen: dict[int, Tensor] = {}
+
+    def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        if index in self._differences:
+            one, two = args[:2]
+            self.seen[index] = one.detach().clone() if one.requires_grad else -two.detach()
+        return func(*args, **kwargs)
+
+
+class _Apart(SecondRun):
+    """Has some differences be other numbers."""
+
+    def __init__(self, values: Mapping[int, Tensor]) -> None:
+        super().__init__()
+        self._values = values
+
+    def call(self, index: int, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        if index in self._values:
+            result.copy_(self._values[index])
         return result
 
 

@@ -16,6 +16,7 @@ from nanstop.detect.zero_gradients.times_zero import times_zero
 from nanstop.replay.undo import attributes_kept
 
 if TYPE_CHECKING:
+    from nanstop.detect.zero_gradients.standstill import Standstill
     from nanstop.records import GradientPath
     from nanstop.replay.step import Step
 
@@ -27,10 +28,10 @@ _MOST_ENTRIES = 4
 
 
 def none_arrives(
-    step: Step, path: GradientPath, elsewhere: float, num_zero: int
+    step: Step, path: GradientPath, elsewhere: float, still: Standstill
 ) -> GradientPath | None:
     """Return with ``path`` why every gradient is 0, None where that is not known.
-    ``elsewhere``: the largest one with other weights; ``num_zero``: updates in a row without any.
+    ``elsewhere``: the largest one with other weights; ``still``: since when.
 
     Undone bitwise; raises what the step raises. Synchronises the device.
     """
@@ -45,7 +46,7 @@ def none_arrives(
     trained = {n: p for n, p in step.view.root.named_parameters() if p.requires_grad}
     found = passed_by(step, tuple(trained.values()))
     if found is None:
-        gone = _gone(step, path, num_zero) if num_zero >= GONE_FOR else None
+        gone = _gone(step, path, still.until) if still.num_zero >= GONE_FOR else None
         if gone is not None:
             return gone
         zeros = _zeros(step)
@@ -57,7 +58,7 @@ def none_arrives(
     return replace(path, behind=behind, flat_at=found.line, is_own=found.is_own)
 
 
-def _gone(step: Step, path: GradientPath, num_zero: int) -> GradientPath | None:
+def _gone(step: Step, path: GradientPath, until: int | None) -> GradientPath | None:
     """Return with ``path`` that a backward gives no trained tensor a gradient, not even zeros, as
     after adapters were merged; None where it gives one.
     """
@@ -66,7 +67,7 @@ def _gone(step: Step, path: GradientPath, num_zero: int) -> GradientPath | None:
         step.run(0)
         if any(p.grad is not None for p in trained.values()):
             return None
-    missing, until = tuple(trained)[:8], step.id.step - num_zero
+    missing = tuple(trained)[:8]
     return replace(
         path, num_tensors=len(trained), num_reached=0, unreached=missing, reached_until=until
     )

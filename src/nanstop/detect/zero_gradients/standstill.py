@@ -30,11 +30,20 @@ class Standstill:
 
     def __init__(self) -> None:
         self.num_zero = 0
-        """Updates in a row."""
+        """Updates in a row: of several optimizers a step has several."""
+        self.until: int | None = None
+        """The step of the last other one; None where there was none in this training."""
+        self._step = 0
 
-    def note(self, norm: object) -> None:
+    def note(self, norm: object, step: int) -> None:
         """Note the norm of a healthy window's gradients; None where it is not known."""
-        self.num_zero = self.num_zero + 1 if norm == 0.0 else 0
+        if step < self._step:  # another training has begun
+            self.num_zero, self.until = 0, None
+        self._step = step
+        if norm == 0.0:
+            self.num_zero += 1
+        else:
+            self.num_zero, self.until = 0, step
 
     def due(self, facts: RunFacts) -> bool:
         """Return whether this window should be run again with other weights."""

@@ -21,6 +21,7 @@ from nanstop.detect.objective.operands.numbers import (
     SUMS,
     Given,
     are_probabilities,
+    first_numbers,
     is_log,
     likelihood,
     reader,
@@ -35,8 +36,9 @@ _PARTS = frozenset({"exp", "mul", "sub", "xlogy", BINARY})
 
 class Operands(LookOfSome):
     """Keeps of the ops that end an objective what was odd about their operand, by index.
-    ``overflowed``: those of ``asked`` whose operand was not finite. ``divergences``: which operand
-    of those that are a part of a KL divergence is to be a logarithm.
+    ``overflowed``: those of ``asked`` whose operand was not finite. ``between``: some of the
+    numbers that are between 0 and 1. ``divergences``: which operand of those that are a part of a
+    KL divergence is to be a logarithm.
     """
 
     ops = _PARTS | NORMALISE | {SHARES} | ALIGNMENTS | SQUASHES | PICKS | {SIGNED} | SUMS
@@ -44,6 +46,7 @@ class Operands(LookOfSome):
     def __init__(self, asked: Set[int] = frozenset()) -> None:
         self.odd: dict[int, Given] = {}
         self.overflowed: set[int] = set()
+        self.between: dict[int, Tensor] = {}
         self._asked = asked
         self.divergences: dict[int, int] = {}
         self._normalised: set[StorageWeakRef] = set()
@@ -71,6 +74,9 @@ class Operands(LookOfSome):
                 if index in self._asked and not bool(args[0].isfinite().all()):
                     self.overflowed.add(index)
             self._note(index, base, args[0], found)
+            if found == "between_0_and_1":
+                scores = args[0] if args[0].requires_grad else args[1]
+                self.between[index] = first_numbers(scores).clone()
             if base == "mul" and found == "unsigned":
                 return lambda made: self._signed.update(
                     {StorageWeakRef(made.untyped_storage()): index}

@@ -146,8 +146,12 @@ def are_binary(targets: Tensor) -> bool:
     return bool(of_0 and of_1) and of_0 + of_1 == targets.numel()
 
 
+def first_numbers(values: Tensor) -> Tensor:
+    return values.detach().flatten()[: MOST_ROWS * MOST_ROWS]
+
+
 def _are_shares(values: Tensor) -> bool:
-    read = values.detach().flatten()[: MOST_ROWS * MOST_ROWS]
+    read = first_numbers(values)
     return bool(((read >= 0.0) & (read <= 1.0)).all())
 
 

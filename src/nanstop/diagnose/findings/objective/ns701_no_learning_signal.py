@@ -69,6 +69,8 @@ LATER = 16
 """The same of a run that has had some: rewards that are rarely won may pause."""
 OF_ANY = 64
 """Updates without a gradient before a loop of unknown objective is told: rewards come late."""
+ROUNDED = 1e-2
+"""A norm that roundings of a group's mean may leave of equal rewards."""
 _ALONE = {
     "one_class": (
         "the softmax of one entry is 1 whatever the weights are: the loss is constant",
@@ -167,7 +169,7 @@ def _copies(evidence: Evidence) -> Diagnosis | None:
 def _equal_rewards(evidence: Evidence) -> Diagnosis | None:
     dead = series_values(evidence, "frac_reward_zero_std")
     num_steps, always = _last_run([(step, share == 1.0) for step, share in dead], logs=True)
-    if num_steps < (FROM_THE_START if always else LATER):
+    if num_steps < (FROM_THE_START if always else LATER) or _learns_of_others(evidence):
         return None
     apart = _last(evidence, REWARDS_APART)
     if apart:
@@ -184,6 +186,15 @@ def _equal_rewards(evidence: Evidence) -> Diagnosis | None:
         lines=("advantages are 0, and so is their gradient", _why_equal(evidence)),
         where="reward",
     )
+
+
+def _learns_of_others(evidence: Evidence) -> bool:
+    """Return whether a gradient comes without differences between rewards and without a term of a
+    reference: a trainer may have advantages of its own (distillation).
+    """
+    objective = standing(evidence).objective
+    norm = _last(evidence, "grad_norm") or 0.0
+    return objective is not None and not objective.beta and norm > ROUNDED
 
 
 def _weigh_nothing(num_steps: int) -> Diagnosis:

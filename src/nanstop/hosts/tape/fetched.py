@@ -75,10 +75,10 @@ def data_of(constant: Constant, calls: Sequence[TapedCall]) -> str:
 
 
 def _taking(constant: Constant, calls: Sequence[TapedCall]) -> TapedCall | None:
-    makers = (
-        one for one in calls if constant.origin is not None and constant.origin in one.results
-    )
-    return next((one for one in makers if _takes_rows(one)), None)
+    if constant.origin is None:
+        return None
+    made = next((one for one in calls if constant.origin in one.results), None)
+    return made if made is not None and _takes_rows(made) else None
 
 
 def _takes_rows(call: TapedCall) -> bool:

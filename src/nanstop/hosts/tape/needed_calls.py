@@ -47,7 +47,9 @@ def calls_for(
     early = [call for call in calls if call.first < first_of_model]
     data = that_came_bad(delivered, early)
     chosen = _chosen(ends, calls, first_of_model, data, anew=anew)
-    fetched = {} if anew else fetched_data(chosen, calls, delivered[0])
+    if anew or not any(call.first < first_of_model for call in chosen):  # none of those is bad
+        return chosen
+    fetched = fetched_data(chosen, calls, delivered[0])
     return _chosen(ends, calls, first_of_model, data | fetched, anew=anew) if fetched else chosen
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from nanstop.frozen import frozen
 from nanstop.localize.carried import carried_into
 from nanstop.localize.dataflow import of_infinities
+from nanstop.localize.positions import BatchLayout
 from nanstop.localize.slicing import range_of
 from nanstop.records import Localization, OpEvent, Origin, SourceLine
 from nanstop.records.values import origin_of
@@ -111,11 +112,11 @@ def readers(trace: Trace, found: Localization) -> tuple[SourceLine, ...]:
 
 
 def as_constant(
-    found: Localization, value: Value, details: OpDetails | None, rows: int | None
+    found: Localization, value: Value, details: OpDetails | None, batch: BatchLayout
 ) -> Localization | None:
     """Return what is said where a bad tensor is the script's own, None where it is not: written
     down by a line of the step, where it is born then, or held by a variable and no part of the
-    batch, which has ``rows`` samples.
+    ``batch``.
     """
     storage, holder = value.storage, _holder(value, details)
     origin = origin_of(storage.name)
@@ -127,7 +128,7 @@ def as_constant(
         earlier = carried_into(read)
         if earlier is not None:
             return _held(found, "carried_over", earlier)
-    if storage.name and (holder is None or not _is_known(holder) or not _is_beside(value, rows)):
+    if storage.name and (holder is None or not _is_known(holder) or not batch.is_beside(value)):
         return None
     if origin == "from_buffer" and holder is not None and not holder.declared:
         return None
@@ -185,12 +186,6 @@ def _is_known(holder: Holder) -> bool:
 def _is_one_number(details: OpDetails | None) -> bool:
     """Return whether all that an op reads and is not finite is single numbers."""
     return details is not None and not any(x.shape for x in details.inputs if not x.finite)
-
-
-def _is_beside(value: Value, rows: int | None) -> bool:
-    """Return whether a tensor is no part of the batch: it has not a row for each sample."""
-    is_entry = origin_of(value.storage.name) == "from_batch"
-    return not is_entry or (rows is not None and value.shape[:1] != (rows,))
 
 
 def _holder(value: Value, details: OpDetails | None) -> Holder | None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import compress
 from typing import Any
 
 from nanstop.localize import constants, dataflow, meant, slicing
-from nanstop.localize.positions import Grid, positions_that_fail
+from nanstop.localize.positions import BatchLayout, positions_that_fail
 from nanstop.localize.provenance import LOGARITHMS, descents, kinds_of, named
 from nanstop.localize.slicing import range_of
 from nanstop.records import (
@@ -34,15 +34,6 @@ _OUTSIDE = "the bad value was written outside any operation that torch dispatche
 _OTHER_PATH = "the second recorded run took another path"
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLayout:
-    """``rows``: how many there are. ``masks``: entries of the batch that hold 0 and 1 alone."""
-
-    grid: Grid | None = None
-    rows: int | None = None
-    masks: frozenset[str] = frozenset()
-
-
 class FailureOrigin:
     """One recorded failure: its births, what a second run saw of them, and what they reached.
 
@@ -59,7 +50,7 @@ class FailureOrigin:
         absorbed: tuple[int, ...],
         *,
         error: str = "",
-        samples: BatchLayout = BatchLayout(),
+        samples: BatchLayout | None = None,
     ) -> None:
         self.reaches = reaches
         self.trace = trace
@@ -68,8 +59,8 @@ class FailureOrigin:
         """Whether the second run saw the ops that were recorded."""
         self._details = details if self.stable else {}
         self._error = error
-        self._samples = samples
-        self._made = descents(trace, samples.masks)
+        self._samples = samples or BatchLayout()
+        self._made = descents(trace, self._samples.masks)
         self.absorbed = tuple(filter(self._is_overflow, absorbed))
 
     def but(self, **known: tuple[Any, ...]) -> FailureOrigin:
@@ -261,8 +252,8 @@ class FailureOrigin:
             blind_spots=() if name else (_OUTSIDE,),
             of_another_model=name != value.storage.name,
         )
-        details, rows = self._details.get(reader), self._samples.rows
-        own = constants.as_constant(found, value, details, rows)
+        details = self._details.get(reader)
+        own = constants.as_constant(found, value, details, self._samples)
         return own or constants.with_holder(found, value, details)
 
     def _exception(self) -> Localization:

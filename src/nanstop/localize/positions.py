@@ -5,6 +5,7 @@ said only where its axes are those of the batch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,28 @@ class Grid:
         axis is not itself one.
         """
         return bool(rest) and rest[-1] in self._sizes and rest[-1] != self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """``rows``: how many there are. ``masks``: entries of the batch that hold 0 and 1 alone.
+    ``data``: those that are known to be rows of data, () where none is known to be.
+    """
+
+    grid: Grid | None = None
+    rows: int | None = None
+    masks: frozenset[str] = frozenset()
+    data: frozenset[str] = frozenset()
+
+    def is_beside(self, value: Value) -> bool:
+        """Return whether a tensor is no part of the batch: it has not a row for each sample, or is
+        none of what is known to be its data.
+        """
+        if origin_of(value.storage.name) != "from_batch":
+            return True
+        if self.data and value.storage.name not in self.data:
+            return True
+        return self.rows is not None and value.shape[:1] != (self.rows,)
 
 
 def positions_of(mask: Tensor, grid: Grid) -> tuple[Position, ...] | None:

@@ -8,8 +8,7 @@ from functools import partial
 from torch import Tensor
 
 from nanstop.errors import ShortOfMemoryError
-from nanstop.localize.origin import BatchLayout
-from nanstop.localize.positions import Grid
+from nanstop.localize.positions import BatchLayout, Grid
 from nanstop.numerics.room import give_back
 from nanstop.numerics.tensors import is_plain
 from nanstop.records import Phase
@@ -54,7 +53,9 @@ class Scene:
     @property
     def layout(self) -> BatchLayout:
         """How the batch of the micro-batch lies."""
-        return BatchLayout(grid=self.grid, rows=self._rows, masks=self._masks)
+        taken = getattr(self.step, "data_of", lambda _: ())(self.micro)
+        data = frozenset(f"batch[{name}]" for name in taken)
+        return BatchLayout(grid=self.grid, rows=self._rows, masks=self._masks, data=data)
 
     @property
     def grid(self) -> Grid | None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from nanstop.hosts.tape.needed_calls import that_came_bad
+from nanstop.hosts.tape.needed.calls import that_came_bad
 from nanstop.hosts.tape.tape_calls import Constant, TapedCall
 
 

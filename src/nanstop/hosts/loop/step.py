@@ -150,6 +150,13 @@ class LoopStep:
         own = self.micros[micro]
         return own.rows_taken if isinstance(own, TapedMicro) else None
 
+    def data_of(self, micro: int) -> frozenset[str]:
+        """Return the entries of a micro-batch that are known to be rows of data: what a loader has
+        given, or the script has taken by an index.
+        """
+        own = self.micros[micro]
+        return own.data if isinstance(own, TapedMicro) else frozenset()
+
     def given_in_objects(self, micro: int) -> dict[str, Tensor]:
         """Return what objects of other classes hold that models are given (a batch of graphs)."""
         return given_in_objects(self.micros[micro])

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from nanstop.hosts.tape.given.constants import GivenConstants
-from nanstop.hosts.tape.needed_calls import calls_for
+from nanstop.hosts.tape.needed.calls import calls_for
 from nanstop.hosts.tape.tape_calls import Left, Slot, TapedCall, left_in
 from nanstop.hosts.tape.weight_marks import WeightMarks
 from nanstop.numerics.nested import leaves

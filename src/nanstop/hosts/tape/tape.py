@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from nanstop.detect.numeric_errors import is_numeric
-from nanstop.hosts.tape.fetched import comes_of_model
 from nanstop.hosts.tape.given.constants import GivenConstants
 from nanstop.hosts.tape.left_behind import LeftBehind
-from nanstop.hosts.tape.needed_calls import Delivered, calls_for
+from nanstop.hosts.tape.needed.calls import Delivered, calls_for
+from nanstop.hosts.tape.needed.fetched import comes_of_model
 from nanstop.hosts.tape.numbers import Numbers, Questions, is_answer
 from nanstop.hosts.tape.tape_calls import (
     HISTORY,
@@ -100,7 +100,7 @@ class Tape(PassingMode):
         self._numbers = Numbers()
         self._held, self._lent = HeldData(), Lent()
         self.given = GivenConstants()
-        self._delivered: Delivered = {}, {}
+        self.data: Delivered = {}, {}
 
     def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in GRADIENTS and id(args[0]) not in self.slots:
@@ -169,7 +169,7 @@ class Tape(PassingMode):
         for tensor in batch:
             slot = self.slot(tensor)
             if slot is not None:
-                self._delivered[0][slot] = Constant(tensor, version(tensor), slot)
+                self.data[0][slot] = Constant(tensor, version(tensor), slot)
 
     def keep(self, written: Tensor) -> None:
         """Have the calls hold what they were given of a tensor that is about to be written to."""
@@ -391,7 +391,7 @@ class Tape(PassingMode):
         see ``calls_for``.
         """
         ends, first = (*self.losses, *self.asked, *also), self._first_of_model or 0
-        return calls_for(ends, self.calls, first, delivered=self._delivered, **how)
+        return calls_for(ends, self.calls, first, delivered=self.data, **how)
 
     def stop_for_call(self) -> bool:
         """Stop it so as to have a call of its own; return whether it was on: not inside of one that

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nanstop.hosts.tape.fetched import data_of, rows_taken
 from nanstop.hosts.tape.given.weights import WEIGHTS
 from nanstop.hosts.tape.left_behind import put_back
+from nanstop.hosts.tape.needed.fetched import data_of, is_data, rows_taken
 from nanstop.hosts.tape.quiet import is_made_of_quiet, is_quiet
 from nanstop.hosts.tape.retraced import cuts, makers
 from nanstop.hosts.tape.tape import Tape
@@ -303,6 +303,12 @@ class TapedMicro:
         # Of gradients without a loss their sum tells whether another run gives the same.
         ends = self.tape.losses or self.tape.asked
         return total(values[slot] for slot in ends) if ends else _objective(needed, values)
+
+    @property
+    def data(self) -> frozenset[str]:
+        """The names of its inputs that a loader has given, or the script has taken by an index."""
+        calls, given = self.tape.calls, self.tape.data[0]
+        return frozenset(name for name, one in self._inputs() if is_data(one, calls, given))
 
     @property
     def rows_taken(self) -> BatchRows | None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from torch import Tensor
 
-from nanstop.hosts.tape.fetched import fetched_data, makers
+from nanstop.hosts.tape.needed.fetched import fetched_data, makers
 from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tape_calls import Constant, Left, Slot, TapedCall
 from nanstop.numerics.tensors import bad_mask, by_torch_alone, has_bad

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -64,8 +64,13 @@ def rows_taken(inputs: Iterable[Constant], calls: Sequence[TapedCall]) -> BatchR
         rows = _rows(call, calls) if call is not None else None
         if rows is not None and len(rows) == len(one.tensor):
             name = data_of(one, calls)
-            return BatchRows(data=f"`{name}`" if name else "the data", rows=rows)
+            return BatchRows(data=f"`{name}`", rows=rows) if name else None
     return None
+
+
+def is_data(constant: Constant, calls: Sequence[TapedCall], given: Mapping[int, Constant]) -> bool:
+    """Return whether a loader has given a constant, or the script has taken it by an index."""
+    return constant.origin in given or _taking(constant, calls) is not None
 
 
 def data_of(constant: Constant, calls: Sequence[TapedCall]) -> str:

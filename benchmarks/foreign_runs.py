@@ -15,6 +15,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from nanstop.commands.run.launch import NOTHING_WATCHED
+
 HERE = Path(__file__).parent
 FOLDER = HERE / "foreign"
 POLICIES = ("observe", "skip", "stop", "repair")
@@ -40,9 +42,8 @@ _OWN = tuple(
 the warm process has it already, which saves half of its time.
 """
 _UNWATCHED = re.compile(
-    r"^nanstop: (?:nothing was watched: neither a Trainer nor an optimizer of torch has made a step"
-    r"(?: outside of what `torch.compile` has compiled)?"
-    r"|this loop is not watched any more \(several threads train at once\))\n",
+    f"^(?:{re.escape(NOTHING_WATCHED)}"
+    r"|nanstop: this loop is not watched any more \(several threads train at once\)\n)",
     re.M,
 )
 """What is said, and true, of a loop that updates its weights by hand, and of threads that share

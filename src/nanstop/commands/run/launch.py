@@ -44,7 +44,7 @@ a repeated one is passed on at once.
 
 _OURS_ALONE = ("--on-failure", "--on-stop", "--allow", "--show-text", "--hang", "--audit-devices")
 """Options that a command hardly has itself."""
-_NOTHING_SEEN = (
+NOTHING_WATCHED = (
     "nanstop: nothing was watched: neither a Trainer nor an optimizer of torch has made a step"
     " outside of what `torch.compile` has compiled, or of the first call of a model\n"
 )
@@ -98,7 +98,7 @@ def launch(
                 stopped=policy.on_stop == "end" and summary.ended == "stopped",
             )
         if code == 0 and summary == Summary() and store.problem is None and not policy.quiet:
-            sys.stderr.write(translated(_NOTHING_SEEN))
+            sys.stderr.write(translated(NOTHING_WATCHED))
         if report is not None:
             _announce(folder, report)
             summary = replace(summary, incidents=(*summary.incidents, summary_row(report)))

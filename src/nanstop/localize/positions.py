@@ -59,7 +59,7 @@ class Grid:
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
     """``rows``: how many there are. ``masks``: entries of the batch that hold 0 and 1 alone.
-    ``data``: those that are known to be rows of data, () where none is known to be.
+    ``data``: those that are known to be rows of data, none where that is not known.
     """
 
     grid: Grid | None = None

@@ -147,6 +147,7 @@ def are_binary(targets: Tensor) -> bool:
 
 
 def first_numbers(values: Tensor) -> Tensor:
+    """Return as many numbers of a tensor, flat, as are looked at."""
     return values.detach().flatten()[: MOST_ROWS * MOST_ROWS]
 
 

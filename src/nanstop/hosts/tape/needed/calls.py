@@ -13,8 +13,8 @@ from nanstop.hosts.tape.tape_calls import Constant, Left, Slot, TapedCall
 from nanstop.numerics.tensors import bad_mask, by_torch_alone, has_bad
 
 Delivered = tuple[dict[int, Constant], dict[tuple[int, int], bool]]
-"""What loaders have given, by slot; and of which slots is known, of how many calls before the
-model's, whether it came with bad rows.
+"""What loaders have given, and a script has taken by an index, by slot; and of which slots is
+known, of how many calls before the model's, whether it came with bad rows.
 """
 
 
@@ -41,7 +41,8 @@ def calls_for(
     """Return, in order, the calls that the slots ``losses`` depend on, and those whose effect no
     slot tells of. ``first_of_model``: the first slot that a call of the model may fill. ``anew``:
     whether what the script made before is made again although it is finite. ``delivered``: what
-    loaders have given; where it came with bad rows, it is taken as it is.
+    loaders have given; where it came with bad rows, it is taken as it is. So is what is finite of
+    it, and what the script has taken by an index, where something made of it before is bad.
     """
     ends = tuple(losses)
     early = [call for call in calls if call.first < first_of_model]

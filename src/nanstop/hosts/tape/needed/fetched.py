@@ -62,8 +62,8 @@ def rows_taken(inputs: Iterable[Constant], calls: Sequence[TapedCall]) -> BatchR
     for one in inputs:
         call = _taking(one, calls)
         rows = _rows(call, calls) if call is not None else None
-        if rows is not None and len(rows) == len(one.tensor):
-            name = data_of(one, calls)
+        if call is not None and rows is not None and len(rows) == len(one.tensor):
+            name = spelled_by(call, call.args[0])
             return BatchRows(data=f"`{name}`", rows=rows) if name else None
     return None
 

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "420e244fc093045f")
+REPORT_FORM = (1, "86282e2a783a457e")
 
 
 def test_names():

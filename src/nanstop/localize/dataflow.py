@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from nanstop.localize.provenance import KEEPS, Kinds, kinds_of
 from nanstop.localize.slicing import (
@@ -16,7 +17,7 @@ from nanstop.localize.slicing import (
     trace_back,
     writers,
 )
-from nanstop.numerics.tensors import format_name
+from nanstop.numerics.tensors import HALF, format_name
 from nanstop.records import FORMAT_MAX, op_kind
 from nanstop.records.formats import vanishes
 from nanstop.records.values import origin_of
@@ -72,6 +73,26 @@ def _activation(trace: Trace, op: Op, made: Sequence[Kinds]) -> Value | None:
     most = max((math.prod(v.shape) for v in activations), default=0)
     whole = [v for v in activations if math.prod(v.shape) == most]
     return max(whole, key=lambda v: range_of(trace, v).absmax, default=None)
+
+
+def lines_in_half(trace: Trace, index: int, *, limit: int = 4) -> tuple[int, ...]:
+    """Return the first op in half precision of each line outside of modules that an op, or of a
+    derivative its function, goes back to, the latest line first. What modules make ends the way.
+    """
+    of = trace.ops[index].made_by
+    queue, seen = deque([index if of is None else of]), set[int]()
+    first: dict[Any, int] = {}
+    last: dict[Any, int] = {}
+    while queue:
+        op = trace.ops[at := queue.popleft()]
+        if at in seen or op.module or op.line is None:
+            continue
+        seen.add(at)
+        if any(value.dtype in HALF for value in op.inputs):
+            first[op.line] = min(at, first.get(op.line, at))
+            last[op.line] = max(at, last.get(op.line, at))
+        queue.extend(writer for value in op.inputs for writer in writers(trace, value))
+    return tuple(first[line] for line in sorted(last, key=last.__getitem__, reverse=True)[:limit])
 
 
 def vanished_number(trace: Trace, divisor: Value, *, limit: int = 8) -> int | None:

@@ -85,7 +85,7 @@ class _Cure:
             ("proven", "isolated", "plausible").index(self.verdict),
             self.safety != "safe",
             self.grade != AGREES,
-            len(self.atoms),
+            _num_changes(self.atoms),
             kernel_place(self.atoms),
             not are_forms(self.atoms),
             _is_mixed(self.atoms),
@@ -151,6 +151,12 @@ def prove(  # noqa: PLR0913 - called once, by name
 def _is_mixed(atoms: Atoms) -> bool:
     """Return whether lines are written in forms of several kinds: one kind may do for all."""
     return are_forms(atoms) and len({atom.remedy for atom in atoms}) > 1
+
+
+def _num_changes(atoms: Atoms) -> int:
+    """Return how many changes atoms are: lines that are computed in float32 are one."""
+    others = [atom for atom in atoms if atom.remedy != "fp32_line"]
+    return len(others) + (len(others) < len(atoms))
 
 
 def _depth(atoms: Atoms) -> int:

@@ -10,6 +10,12 @@ from collections.abc import Iterable
 
 from nanstop.records import Atom, Proof
 
+FROM_FIRST = "from_first"
+"""A line in float32 that is typed at the first of its operations, not at that which fails."""
+OUT_OF_AUTOCAST = "out_of_autocast"
+"""A line in float32 that is typed so in a block without autocast, which would round it
+again.
+"""
 FORMS = (
     "stable_form",
     "memory_fill",

@@ -166,6 +166,14 @@ class LineNumber:
 
 
 @record
+class LineOp:
+    """The first operation of a line that computes in half precision."""
+
+    source: SourceLine
+    op: str
+
+
+@record
 class OpEvent:
     """One operation as torch dispatched it. ``op`` is printed as torch does: ``aten.mul.Tensor``.
 
@@ -181,6 +189,8 @@ class OpEvent:
     ``unwritten``: what of its result nobody has written, where that is all that is bad in it.
     ``zeros``: the numbers of the program's that are 0 and that its line divides by, where it
     divides by one, or adds to what it divides by, where that is 0.
+    ``lines_in_half``: of what it is made of, the lines outside of modules that compute in half
+    precision, the latest first: its own, it may be.
     """
 
     index: int
@@ -203,6 +213,7 @@ class OpEvent:
     read_by: tuple[str, ...] = ()
     unwritten: Unwritten | None = None
     zeros: tuple[LineNumber, ...] = ()
+    lines_in_half: tuple[LineOp, ...] = ()
 
     @property
     def name(self) -> str:

@@ -104,9 +104,7 @@ class _Work:
         found = ((one, edits_of(source, one, event)) for one in forms if source is not None)
         taken = next(((one, edits) for one, edits in found if edits), None)
         if taken is not None:
-            is_guard = taken[0].remedy == "form"
-            meant = atom if atom.remedy == "form" else replace(taken[0], value=GUARDED)
-            self.taken[atom] = meant if is_guard else taken[0]
+            self.taken[atom] = _meant(atom, taken[0])
             known = self.edits.setdefault(file, [])
             known += apart(taken[1], known)
             return
@@ -186,6 +184,13 @@ class _Work:
         if len(good) < len(changed):
             self.words += [said(atom, self.report) for atom in cure_of(self.report)]
         return Rewrite(files=good, words=tuple(self.words), stale=tuple(self.stale))
+
+
+def _meant(atom: Atom, taken: Atom) -> Atom:
+    """Return what is typed for a form: itself, however it is typed, or another form of its line."""
+    if taken.remedy == atom.remedy and atom.remedy in ("form", "fp32_line"):
+        return atom
+    return replace(taken, value=GUARDED) if taken.remedy == "form" else taken
 
 
 def _is_readable(change: FileChange) -> bool:

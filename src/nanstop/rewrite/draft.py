@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from nanstop.rewrite.definitions import definition
 from nanstop.rewrite.operations import METHODS, Operation, is_cheap, operation
-from nanstop.rewrite.source import UNSURE, Edit, Source, is_closed, parsed
+from nanstop.rewrite.source import UNSURE, Edit, Source, expressions_of, is_closed, parsed
 
 _MOST = {"float16": "11", "float64": "709"}
 """A number whose exponential each format holds."""
@@ -19,15 +20,22 @@ class NotKnownError(Exception):
     """No rewriting of this is known."""
 
 
+def is_simple(statement: ast.stmt) -> bool:
+    """Return whether a statement holds no others."""
+    return isinstance(statement, _SIMPLE)
+
+
 @dataclass(slots=True)
 class Draft:
     """``statement``: what is rewritten. ``dtype``: the format that the failing operation read.
+    ``device``: the kind of its device, "" where that is not known.
     ``lines``: what is put before the statement. ``edits``: all else.
     """
 
     source: Source
     statement: ast.stmt
     dtype: str = "float32"
+    device: str = ""
     counted: bool = False
     """Whether what has no value is that of a whole number, a count: 0 or 1 at least."""
     infinite: bool = False
@@ -52,6 +60,12 @@ class Draft:
     def operation(self, node: ast.AST) -> Operation | None:
         """Return what a node computes; of a name, what its assignment does."""
         return operation(self.source, self.meant(node))
+
+    def operations(self) -> Iterator[Operation]:
+        """Yield the operations that the statement spells, those around others first."""
+        for root in expressions_of(self.statement):
+            found = (operation(self.source, node) for node in ast.walk(root))
+            yield from (one for one in found if one is not None)
 
     def meant(self, node: ast.AST) -> ast.AST:
         """Return the expression that a name is bound to at this statement;
@@ -120,7 +134,7 @@ class Draft:
         is_here = self.statement in around
         inside = around[: around.index(self.statement)] if is_here else []
         if (
-            not isinstance(self.statement, _SIMPLE)
+            not is_simple(self.statement)
             or any(isinstance(one, UNSURE) for one in inside)
             or self.source.indent_of(self.statement) is None
             or not (is_steady(self.source, node) or (is_here and self._comes_first(node)))

@@ -17,6 +17,7 @@ _OPERATORS: Mapping[type[ast.operator], str] = {
     ast.Add: "add",
     ast.Sub: "sub",
     ast.Pow: "pow",
+    ast.MatMult: "matmul",
 }
 _SAME: Mapping[str, str] = {
     "true_divide": "div",
@@ -54,6 +55,7 @@ METHODS = frozenset(
     | {"acosh", "atan2", "arctan2", "tanh", "cosh", "var", "std_mean", "var_mean"}
     | {"arccos", "arcsin", "arctanh", "mul", "add", "sub", "neg", "true_divide", "multiply"}
     | {"masked_fill", "abs", "square", "where", "reciprocal", "gather", "logsumexp", "divide"}
+    | {"matmul", "mm", "bmm", "dot", "mv"}
     | {"cumsum", "i0", "erf", "erfc", "lgamma", "xlogy", "atanh", "erfinv", "logit"}
 )
 """Methods of a tensor that are read as operations."""

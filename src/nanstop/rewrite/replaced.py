@@ -14,11 +14,13 @@ from nanstop.rewrite.source import Source
 @dataclass(frozen=True, slots=True)
 class Replaced:
     """``by``: of each operation that is replaced, by its node, the expression in its place, as the
-    new file has it. ``named``: what the lines that are new give a name to. ``remade``: constructors
+    new file has it. ``apart``: statements that are in a block without autocast now.
+    ``named``: what the lines that are new give a name to. ``remade``: constructors
     that have other arguments now, by what the file calls what they make.
     """
 
     by: Mapping[ast.expr, ast.expr]
+    apart: frozenset[ast.AST]
     named: Mapping[str, ast.expr]
     remade: Mapping[str, ast.Call]
 
@@ -43,13 +45,14 @@ def replaced(old: Source, new: Source) -> Replaced | None:
     for node in ast.walk(old.tree) if search.remade else ():
         if isinstance(node, ast.Call) and ast.unparse(node.func) in search.remade:
             by.setdefault(node, node)
-    return Replaced(by, search.named, search.remade)
+    return Replaced(by, frozenset(search.apart), search.named, search.remade)
 
 
 class _Search:
     def __init__(self, old: Source, new: Source) -> None:
         self._old, self._new = old, new
         self.by: dict[ast.expr, ast.expr] = {}
+        self.apart: set[ast.AST] = set()
         self.named: dict[str, ast.expr] = {}
         self.remade: dict[str, ast.Call] = {}
 
@@ -89,13 +92,38 @@ class _Search:
     def _values_differ(self, old: Any, new: Any, *, inside: bool) -> bool:
         if isinstance(old, list) and isinstance(new, list):
             before: list[Any] = old
-            after = self._without_new_names(cast("list[Any]", new))
+            in_blocks = self._in_new_blocks(before, cast("list[Any]", new))
+            after = self._without_new_names([node for node, _ in in_blocks])
             pairs = zip(before, after, strict=False)
             found = [self._values_differ(*pair, inside=inside) for pair in pairs]
+            apart = {id(node) for node, is_apart in in_blocks if is_apart}
+            self.apart |= {b for b, a in zip(before, after, strict=False) if id(a) in apart}
             return len(before) != len(after) or any(found)
         if isinstance(old, ast.AST) and isinstance(new, ast.AST):
             return self.differ(old, new, inside=inside)
         return old != new
+
+    def _in_new_blocks(self, before: list[Any], nodes: list[Any]) -> list[tuple[Any, bool]]:
+        """Return the nodes, what is in new blocks without autocast in their place, and of each
+        whether it is in one.
+        """
+        old = {ast.dump(node) for node in before if isinstance(node, ast.With)}
+        found: list[tuple[Any, bool]] = []
+        for node in nodes:
+            is_new = isinstance(node, ast.With) and ast.dump(node) not in old
+            if is_new and self._leaves_autocast(node.items):
+                found += ((one, True) for one in node.body)
+            else:
+                found.append((node, False))
+        return found
+
+    def _leaves_autocast(self, items: list[ast.withitem]) -> bool:
+        call = items[0].context_expr
+        if len(items) != 1 or not isinstance(call, ast.Call):
+            return False
+        given = [(one.arg, ast.unparse(one.value)) for one in call.keywords]
+        is_off = given == [("enabled", "False")]
+        return is_off and self._new.qualified(call.func) == "torch.autocast"
 
     def _without_new_names(self, nodes: list[Any]) -> list[Any]:
         """Return the nodes but for those that give a new name, which are kept. A name that is given

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import nanstop
-from e2e.forms.spoiled_step import WIDTH, batch
+from e2e.forms.spoiled_step import ROWS, WIDTH, batch
 from nanstop.report.text.terminal import render
 
 
@@ -102,3 +102,53 @@ def test_what_only_a_half_format_rounds_away_is_computed_in_float32():
     assert incident.diagnoses[0].code == "NS204"
     assert (incident.proof.verdict, incident.proof.safety) == ("proven", "safe")
     assert {atom.remedy for atom in incident.proof.minimal} == {"island"}
+
+
+def share(scores):
+    left = 1.0 - torch.cos(scores * 0.02)
+    return (scores / left).mean()
+
+
+def agreement(a, b):
+    return nn.functional.cross_entropy(
+        a @ b.T / 1e4,
+        torch.arange(len(a)),
+    )
+
+
+def test_what_a_line_before_has_rounded_is_computed_in_float32_there():
+    """The quotient in float32 is still one by 0."""
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH))
+    nn.init.zeros_(net[0].weight)
+    nn.init.ones_(net[0].bias)
+    net.half()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    with nanstop.watch(net, optimizer) as watch:
+        watch.step(lambda x: share(net(x)), batch(0)["x"].half())
+        assert watch.update()
+    (incident,) = watch.incidents
+    assert [atom.remedy for atom in incident.proof.minimal] == ["fp32_line"]
+    assert incident.proof.verdict == "proven"
+    assert "+ left = 1.0 - torch.cos(scores.float() * 0.02)" in render(incident)
+
+
+def test_a_line_that_autocast_rounds_is_typed_in_a_block_without_it():
+    torch.manual_seed(0)
+    net = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+    rows = 300 * torch.randn(ROWS, WIDTH)
+
+    def loss(x):
+        with torch.autocast("cpu", dtype=torch.float16):
+            return agreement(net(x), x)
+
+    with nanstop.watch(net, optimizer) as watch:
+        watch.step(loss, rows)
+        assert watch.update()
+    (incident,) = watch.incidents
+    assert [atom.remedy for atom in incident.proof.minimal] == ["fp32_line"]
+    assert incident.proof.verdict == "proven"
+    text = render(incident)
+    assert '+ with torch.autocast("cpu", enabled=False):' in text
+    assert "+         a.float() @ b.T.float() / 1e4," in text
+    assert "another form" not in text

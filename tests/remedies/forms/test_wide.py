@@ -55,3 +55,14 @@ def test_gradients_come_back_in_the_format_of_what_was_read():
     loss.backward()
     assert x.grad.dtype is torch.float16
     assert torch.equal(x.grad, x.detach() / 2)
+
+
+def test_what_autocast_would_round_is_computed_in_float32():
+    x = torch.full((4, 4), 300.0)
+    line = here() + 2
+    with form(None, at(line)), torch.autocast("cpu", dtype=torch.float16):
+        found = x @ x
+        other = x @ x
+    assert found.dtype is torch.float32
+    assert float(found[0, 0]) == 4 * 300.0**2
+    assert other.isinf().all()

@@ -56,26 +56,33 @@ def islands(event: OpEvent, facts: RunFacts) -> Candidates:
     giving back the input's format, float32, float32 under autocast.
 
     An op outside the modules has none; what is left there is the loss, and the head that feeds it.
-    In the forward of the whole model the line alone comes first.
+    In the forward of the whole model its lines come first.
     """
-    line, logits = _own_line(event), ((Atom(remedy="fp32_logits"),),)
+    lines, logits = _own_lines(event), ((Atom(remedy="fp32_logits"),),)
     if event.phase == "loss":
-        return (*line, *logits)
+        return (*lines, *logits)
     inside = Atom(remedy="island", target=event.module, value="float32")
     back = Atom(remedy="island", target=event.module, value="float32->input")
     outer = Atom(remedy="outer_autocast", value=facts.autocast or _half_format(facts))
     own: Candidates = ((back,), (inside,), (inside, outer))
-    return own if event.module else (*line, *own, *logits)
+    return own if event.module else (*lines, *own, *logits)
 
 
-def _own_line(event: OpEvent) -> Candidates:
+def _own_lines(event: OpEvent) -> Candidates:
     """Return the line of the user's own that an operation outside the modules is asked for by, in
-    float32.
+    float32, and that with the lines before it: what they have rounded is lost.
     """
-    source = event.source
-    if source is None or is_library(source.file):
-        return ()
-    return ((Atom(remedy="fp32_line", target=f"{source.file}:{source.line}", value="float32"),),)
+    own = [one for one in event.lines_in_half if not is_library(one.source.file)]
+    atoms = tuple(
+        Atom(
+            remedy="fp32_line",
+            target=f"{one.source.file}:{one.source.line}",
+            value=f"float32:{one.op}",
+        )
+        for one in own
+    )
+    is_own = bool(own) and own[0].source == event.source
+    return ((atoms[:1],) if is_own else ()) + ((atoms,) if len(atoms) > is_own else ())
 
 
 def _half_format(facts: RunFacts) -> str:

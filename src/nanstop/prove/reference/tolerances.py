@@ -10,7 +10,7 @@ from nanstop.errors import ShortOfMemoryError
 from nanstop.numerics.tensors import format_name
 from nanstop.prove.bad_samples import only
 from nanstop.prove.failing_step import FailingStep
-from nanstop.prove.reference.agreement import Gaps, farthest
+from nanstop.prove.reference.agreement import SAME, Gaps, farthest
 from nanstop.prove.reference.exact import ExactRuns
 from nanstop.records import Outcome, Reference
 from nanstop.records.formats import EPSILON
@@ -24,6 +24,11 @@ may be off under a cure where no healthy run says how far is usual.
 
 _FARTHEST = 0.2
 """What is healthy and has a loss farther from the exact one than this is no measure."""
+
+_ASTRAY = 0.5
+"""What is healthy and has a gradient farther from the exact direction than this has none that
+means anything: a gradient of rounding alone, of a function that is constant or cancels.
+"""
 
 _BEFORE = "the windows before"
 
@@ -96,13 +101,14 @@ def reference_of(run: Attempt, outcome: Outcome, exact: ExactRuns, healthy: Heal
         if usual is not None
         else tuple(n * eps / _HEALTHY_FACTOR for n in _SPACINGS)
     )
+    farthest_loss = _FARTHEST if cosines <= _ASTRAY else SAME
     num_draws, num_choices = exact.num_taken()
     return Reference(
         outcome=outcome,
         dtype=format_name(exact.dtype),
         loss=run.loss,
         loss_tolerance=max(
-            min(_HEALTHY_FACTOR * loss, _FARTHEST), eps, _SPACINGS[0] * EPSILON["float32"]
+            min(_HEALTHY_FACTOR * loss, farthest_loss), eps, _SPACINGS[0] * EPSILON["float32"]
         ),
         cosine_tolerance=max(_HEALTHY_FACTOR * cosines, eps),
         grad_tolerance=max(_HEALTHY_FACTOR * gradient, _SPACINGS[2] * eps),

@@ -12,16 +12,18 @@ import builtins
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import takewhile
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from nanstop.remedies.forms.calls import Call, frame_in
 from nanstop.remedies.forms.mode import answered
+from nanstop.remedies.forms.wide import out_of_autocast
 from nanstop.replay.path import no_choices
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.operations import Operation, constant_of
@@ -78,10 +80,24 @@ class Typed:
     def answer(self, call: Call) -> Any:
         """Return what a call returns, by the new expression where it is replaced."""
         frame = frame_in(self._file) if call.spelled and self._found is not None else None
-        one = None if frame is None else self._meant(frame, call.spelled)
+        if frame is None:
+            return call.run()
+        with self._autocast(frame, call):
+            return self._answered(frame, call)
+
+    def _autocast(self, frame: FrameType, call: Call) -> AbstractContextManager[object]:
+        """Return the block without autocast that a frame is in now, where it is in one."""
+        devices = [one.device.type for one in tree_leaves(call.args) if isinstance(one, Tensor)]
+        if self._found is None or not self._found.apart or not devices:
+            return nullcontext()
+        statement = self._statement(frame.f_lineno, span_at(*place_of(frame)))
+        is_apart = statement in self._found.apart
+        return out_of_autocast(devices[0]) if is_apart else nullcontext()
+
+    def _answered(self, frame: FrameType, call: Call) -> Any:
+        one = self._meant(frame, call.spelled)
         if one is None:
-            if frame is not None:
-                self._note_others(frame, call)
+            self._note_others(frame, call)
             return call.run()
         scope = self._scope_of(one.node)
         self._note(scope, one, call)

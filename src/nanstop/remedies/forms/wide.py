@@ -1,8 +1,11 @@
-"""A line computed in float32: what it reads in half precision is widened, and stays wide."""
+"""A line computed in float32: what it reads in half precision, or autocast would round to that, is
+wide, and stays so.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,18 +21,29 @@ _NO_VALUES = frozenset({"", "get", "set", "setitem", "half", "bfloat16", "to", "
 
 
 def answer(call: Call, at_line: Callable[[], bool]) -> Any:
-    """Return what a call returns; what it makes of tensors in half precision, in float32 where the
-    line is meant.
+    """Return what a call returns; what it makes of tensors in half precision, or under autocast, in
+    float32 where the line is meant.
     """
     given = (call.args, dict(call.kwargs))
     leaves = tree_leaves(given)
     tensors = [one for one in leaves if isinstance(one, Tensor)]
-    is_wide = not any(map(_is_narrow, leaves))
-    if not tensors or is_wide or call.name in _NO_VALUES or not at_line():
+    if not tensors or call.name in _NO_VALUES:
+        return call.run()
+    may_round = any(map(_is_narrow, leaves)) or _rounds(tensors[0].device.type)
+    if not may_round or not at_line():
         return call.run()
     args, kwargs = tree_map(_wide, given)
-    with torch.autocast(tensors[0].device.type, enabled=False):
+    with out_of_autocast(tensors[0].device.type):
         return replace(call, args=args, kwargs=kwargs).run()
+
+
+def out_of_autocast(device: str) -> AbstractContextManager[object]:
+    """Return a context without autocast on a kind of device; some have none."""
+    return torch.autocast(device, enabled=False) if _rounds(device) else nullcontext()
+
+
+def _rounds(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def _is_narrow(value: Any) -> bool:

@@ -16,28 +16,28 @@ from nanstop.records.line_forms import (
     COUNTED,
     EVERY,
     FORMS,
+    FROM_FIRST,
     GUARDED,
     INNERMOST,
     KEPT,
     MASKED,
     OFF_ZERO,
+    OUT_OF_AUTOCAST,
     form_of,
     typed_cure,
 )
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.forms.guarded import rewrite_guarded, rewrite_held
+from nanstop.rewrite.forms.in_float32 import rewrite_in_float32, rewrite_out_of_autocast
 from nanstop.rewrite.forms.log_space import rewrite_in_log_space
 from nanstop.rewrite.forms.off_zero import rewrite_off_zero
 from nanstop.rewrite.forms.unwritten import rewrite_unwritten
-from nanstop.rewrite.operations import Operation, infinity_of, number_of, operation
+from nanstop.rewrite.operations import infinity_of
 from nanstop.rewrite.source import Edit, Source, apart, edited, expressions_of, source_of
 
 _MOST_CODES = 5
 """Ways to type one cure that are tried."""
-_OF_TWO = frozenset({"matmul", "mm", "bmm", "dot", "mv"})
-"""Products, each of which torch may compute by another; their operands have to be of one format."""
-
 _ALONE = (KEPT, BOUNDED, COUNTED, *OFF_ZERO)
 """Guarded forms that are typed in one way only."""
 
@@ -103,9 +103,13 @@ def forms_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
 
 def ways_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
     """Return ``forms_at``, and then those that can be typed in another way as well: of every
-    operation of the line where one is known to fail, of one within another, or element by element.
+    operation of the line where one is known to fail, of one within another, or element by element;
+    of a line in float32 at its first operation, and without autocast.
     """
     forms = forms_at(proof, atom)
+    if atom.remedy == "fp32_line":
+        others = (FROM_FIRST, OUT_OF_AUTOCAST)
+        return (*forms, *(replace(atom, value=f"{one}:{form_of(atom)[1]}") for one in others))
     guards = [one for one in forms if one.remedy == "form" and form_of(one)[0] not in _ALONE]
     whole = (replace(one, value=GUARDED) for one in guards if form_of(one)[1])
     inner = (replace(one, value=INNERMOST) for one in guards)
@@ -124,9 +128,10 @@ def edits_of(source: Source, atom: Atom, event: OpEvent | None) -> tuple[Edit, .
     """Return the edits that put a form at its line; empty where none is known."""
     file, line = _place(atom)
     at = event.source if event is not None else None
+    device = _device(event)
     if at is not None and (at.file, at.line) != (file, line):
         event = None  # what fails at this line, once the other one passes, is not recorded
-    return form_edits(source, line, atom, event)
+    return form_edits(source, line, atom, event, device)
 
 
 def _is_form(atom: Atom) -> bool:
@@ -138,17 +143,20 @@ def _place(atom: Atom) -> tuple[str, int]:
     return file, int(number) if number.isdigit() else 0
 
 
-def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> tuple[Edit, ...]:
+def form_edits(
+    source: Source, line: int, atom: Atom, event: OpEvent | None, device: str = ""
+) -> tuple[Edit, ...]:
     """Return the edits that put a stable or a guarded form at a line; empty where none is known.
 
     An exponential of one line is stable in what a later one makes of it: its logarithm, a share.
     ``event``: the failing operation, for its name, its format and what its operands are.
+    ``device``: the kind of device that the line computes on, "" where that is not known.
     """
     statements = source.statements_at(line)[::-1]
     stable = atom.remedy == "stable_form"
     later = (one for at in statements for one in source.readers_of(at)) if stable else ()
     for place in (*statements, *later):
-        draft = Draft(source, place, dtype=_format(event), counted=_is_counted(event))
+        draft = Draft(source, place, _format(event), device, counted=_is_counted(event))
         is_by_number = event is not None and event.name == "div" and event.divisor is None
         draft.by_number = is_by_number or form_of(atom)[0] == BY_NUMBER
         draft.by_array = form_of(atom)[0] == BY_ARRAY
@@ -157,7 +165,7 @@ def form_edits(source: Source, line: int, atom: Atom, event: OpEvent | None) -> 
         draft.least = _least_of_root(event)
         draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
         try:
-            op = "" if atom.value == EVERY else _name(event) or form_of(atom)[1]
+            op = _meant(atom, event)
             if _rewritten(draft, atom, op, event):
                 return draft.finished()
         except NotKnownError:
@@ -175,12 +183,26 @@ def _rewritten(draft: Draft, atom: Atom, op: str, event: OpEvent | None) -> bool
     if atom.remedy == "finite_constant":
         return _read_finite(draft, *form_of(atom), event)
     if atom.remedy == "fp32_line":
-        return _in_float32(draft, op)
+        is_apart = form_of(atom)[0] == OUT_OF_AUTOCAST
+        return rewrite_out_of_autocast(draft, op) if is_apart else rewrite_in_float32(draft, op)
     if atom.remedy == "stable_form":
         return rewrite_in_log_space(draft)
     if form_of(atom)[0] in OFF_ZERO:
         return rewrite_off_zero(draft, op)
     return rewrite_guarded(draft, op)
+
+
+def _device(event: OpEvent | None) -> str:
+    devices = [stats.device for stats in event.inputs] if event is not None else []
+    return devices[0].partition(":")[0] if devices else ""
+
+
+def _meant(atom: Atom, event: OpEvent | None) -> str:
+    """Return which operation of its line a form is typed at, "" for all."""
+    form, op = form_of(atom)
+    if form in (FROM_FIRST, OUT_OF_AUTOCAST):
+        return op
+    return "" if form == EVERY else _name(event) or op
 
 
 def _format(event: OpEvent | None) -> str:
@@ -253,7 +275,7 @@ def _read_finite(draft: Draft, number: str, name: str, event: OpEvent | None) ->
 
 def _read_so(draft: Draft, event: OpEvent | None) -> Iterator[ast.expr]:
     """Yield the operands of the failing operation that were not finite when it read them."""
-    meant = [one for one in _spelled(draft) if one.name == _name(event)]
+    meant = [one for one in draft.operations() if one.name == _name(event)]
     if event is None or len(meant) != 1 or len(meant[0].args) != len(event.inputs):
         return
     for node, stats in zip(meant[0].args, event.inputs, strict=True):
@@ -296,43 +318,3 @@ def finite_call(number: str) -> str:
     if float(number):
         return f".clamp(min=-{number})"
     return ".nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)"
-
-
-def _in_float32(draft: Draft, op: str) -> bool:
-    """Return whether the operation that is called ``op`` could be rewritten; the draft holds it.
-
-    Where it stands within one of that name, the inner one makes the other wide as well.
-    """
-    meant = _OF_TWO if op in _OF_TWO else {op}
-    named = [one for one in _spelled(draft) if one.name in meant]
-    nodes = {id(one.node) for one in named}
-    inner = [one for one in named if not any(id(n) in nodes for n in _below(one.node))]
-    for one in inner:
-        read = [node for node in one.args if number_of(node) is None and not _is_text(node)]
-        for node in read if op in _OF_TWO else read[:1]:
-            draft.edits.append(_widened(draft, node))
-    return bool(draft.edits)
-
-
-def _widened(draft: Draft, node: ast.expr) -> Edit:
-    start, end = draft.source.span(node)
-    if draft.is_wrapped(node):
-        close = draft.source.text.index(")", end) + 1
-        return Edit(close, close, ".float()")
-    return Edit(start, end, f"{draft.closed(node)}.float()")
-
-
-def _spelled(draft: Draft) -> Iterator[Operation]:
-    for root in expressions_of(draft.statement):
-        for node in ast.walk(root):
-            found = operation(draft.source, node)
-            if found is not None:
-                yield found
-
-
-def _below(node: ast.AST) -> Iterator[ast.AST]:
-    return (one for one in ast.walk(node) if one is not node)
-
-
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)

@@ -1,0 +1,70 @@
+"""What is typed for a line in float32: a cast of what an operation of it reads, and a block without
+autocast where that would round it again.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from nanstop.rewrite.draft import Draft, NotKnownError, is_simple
+from nanstop.rewrite.operations import number_of
+from nanstop.rewrite.source import Edit
+
+_PRODUCTS = frozenset({"matmul", "mm", "bmm", "dot", "mv", "addmm", "einsum", "linear"})
+"""Each of which torch may compute by another; their operands have to be of one format."""
+
+_STEP = "    "
+
+
+def rewrite_in_float32(draft: Draft, op: str) -> bool:
+    """Return whether the operation that is called ``op`` could be rewritten; the draft holds it.
+
+    Where it stands within one of that name, the inner one makes the other wide as well.
+    """
+    meant = _PRODUCTS if op in _PRODUCTS else {op}
+    named = [one for one in draft.operations() if one.name in meant]
+    nodes = {id(one.node) for one in named}
+    inner = [one for one in named if not any(id(n) in nodes for n in _below(one.node))]
+    for one in inner:
+        read = [node for node in one.args if number_of(node) is None and not _is_text(node)]
+        for node in read if op in _PRODUCTS else read[:1]:
+            draft.edits.append(_widened(draft, node))
+    return bool(draft.edits)
+
+
+def rewrite_out_of_autocast(draft: Draft, op: str) -> bool:
+    """Return whether that could be done in a block without autocast; the draft holds it. Errors:
+    ``NotKnownError`` where the statement can have no block, or its device is not known.
+    """
+    if not rewrite_in_float32(draft, op):
+        return False
+    source, statement = draft.source, draft.statement
+    indent = source.indent_of(statement)
+    texts = (ast.Constant, ast.JoinedStr)
+    in_lines = any(isinstance(n, texts) and n.lineno != n.end_lineno for n in ast.walk(statement))
+    if indent is None or in_lines or not draft.device or not is_simple(statement):
+        raise NotKnownError
+    block = f'with {draft.torch("autocast")}("{draft.device}", enabled=False):'
+    first, last = statement.lineno, statement.end_lineno or statement.lineno
+    start = source.position(first, 0)
+    header = f"{indent}{block}{source.newline(first)}{_STEP}"
+    deeper = (source.position(line, 0) for line in range(first + 1, last + 1))
+    draft.edits += [Edit(start, start, header), *(Edit(at, at, _STEP) for at in deeper)]
+    return True
+
+
+def _widened(draft: Draft, node: ast.expr) -> Edit:
+    start, end = draft.source.span(node)
+    if draft.is_wrapped(node):
+        close = draft.source.text.index(")", end) + 1
+        return Edit(close, close, ".float()")
+    return Edit(start, end, f"{draft.closed(node)}.float()")
+
+
+def _below(node: ast.AST) -> Iterator[ast.AST]:
+    return (one for one in ast.walk(node) if one is not node)
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)

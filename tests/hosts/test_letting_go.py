@@ -2,6 +2,9 @@
 
 import gc
 import weakref
+from contextlib import contextmanager
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from transformers import Trainer, TrainingArguments
 import tiny
 from loop_scripts import run_script
 from nanstop.decide.policy import Policy
+from nanstop.hosts import letting_go
 from nanstop.hosts.references import is_held_elsewhere
 from nanstop.hosts.script import autowatch
 from nanstop.session.factory import opener
@@ -201,3 +205,39 @@ def test_a_trainer_is_gone_where_the_next_model_is_moved(tmp_path):
     finally:
         autowatch.unwatch()
     assert [one() for one in kept] == [None] * 3
+
+
+@contextmanager
+def collections():
+    """Whole collections that are made inside."""
+    seen = []
+
+    def note(phase, told):
+        if phase == "start" and told["generation"] == 2:
+            seen.append(told)
+
+    gc.callbacks.append(note)
+    try:
+        yield seen
+    finally:
+        gc.callbacks.remove(note)
+
+
+@pytest.mark.parametrize(("left", "most"), [(2**40, 1), (2**10, 20)])
+def test_small_trainers_are_collected_now_and_then_and_large_ones_each_time(
+    left, most, monkeypatch
+):
+    """A collection takes longer than a training of three steps."""
+    clock = count(step=0.1)
+    monkeypatch.setattr(letting_go, "left_on", lambda _: left)
+    found = letting_go.LettingGo(lambda: None, lambda: next(clock))
+    gc.disable()
+    try:
+        with collections() as seen:
+            for _ in range(20):
+                found.trainer_ended(SimpleNamespace(model=torch.nn.Linear(64, 64)))
+                found.look()
+                found.look()
+    finally:
+        gc.enable()
+    assert len(seen) == most

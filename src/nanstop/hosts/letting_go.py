@@ -15,6 +15,7 @@ from torch import nn
 
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.references import is_held_elsewhere
+from nanstop.numerics.room import left_on
 from nanstop.tracebacks import passes_through
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ __tracebackhide__ = passes_through
 _log = logging.getLogger("nanstop")
 _SHARE = 0.01
 """Of a run, at most, that looks take, and as much that collecting garbage does."""
+_TIMES_ITS_WEIGHTS, _SHARE_OF_ROOM = 8, 1 / 32
+"""What a trainer may hold, and how much of what is left it may hold as garbage for a while."""
 _MOMENTS = ((torch.cuda, "empty_cache"), (nn.Module, "to"), (nn.Module, "cuda"))
 """At which a script frees memory, or is about to need it for another model."""
 
@@ -49,7 +52,9 @@ class LettingGo:
         self._loops = loops
         self._clock = clock
         self._looks, self._collects = _Share(clock), _Share(clock)
-        self._leaves_circles = self._is_looking = False
+        self._is_looking = False
+        self._over: list[tuple[str, int]] = []
+        """Of the trainers that are over, the kind of device and the bytes of their weights."""
 
     def install(self, table: Table) -> None:
         """Look at all such moments."""
@@ -57,17 +62,20 @@ class LettingGo:
         for owner, name in _MOMENTS:
             table.replace(owner, name, self._look_before)
 
-    def trainer_ended(self) -> None:
+    def trainer_ended(self, trainer: Any) -> None:
         """Note that the training of a trainer is over: what has watched it is garbage now, and may
         hold the trainer for as long as nothing looks for such.
         """
-        self._leaves_circles = True
+        model = trainer.model
+        weights = list(model.parameters()) if isinstance(model, nn.Module) else []
+        size = sum(weight.numel() * weight.element_size() for weight in weights)
+        self._over.append((weights[0].device.type if weights else "cpu", size))
 
     def _look_after(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Stand in for ``gc.collect``: what is garbage holds nothing any more."""
         result = original(*args, **kwargs)
         if not self._is_looking:
-            self._leaves_circles = False
+            self._over.clear()
             if self._is_let_go():
                 original()
         return result
@@ -80,16 +88,24 @@ class LettingGo:
         """Let go of what the script holds no more. No device work of its own."""
         if torch.compiler.is_compiling() or self._is_looking:
             return
-        is_gone, is_over = self._is_let_go(), self._leaves_circles
-        self._leaves_circles = False
-        if is_gone or is_over:
+        is_gone = self._is_let_go()
+        if is_gone or self._is_much_over():
             self._collect()
-        elif is_gone is False and self._collects.is_due():
+        elif (is_gone is False or self._over) and self._collects.is_due():
             # What was run again holds itself in circles, and may be all that holds it.
             with self._collects.spent():
                 self._collect()
-            if self._is_let_go(again=True):
+            if is_gone is False and self._is_let_go(again=True):
                 self._collect()
+
+    def _is_much_over(self) -> bool:
+        """Return whether trainers that are over may hold much of what is left."""
+        for device in {device for device, _ in self._over}:
+            held = sum(size for kind, size in self._over if kind == device)
+            left = left_on(device)
+            if left is None or _TIMES_ITS_WEIGHTS * held > _SHARE_OF_ROOM * left:
+                return True
+        return False
 
     def _is_let_go(self, *, again: bool = False) -> bool | None:
         """Let go of what the script holds no more; return whether there was such, None where that
@@ -117,6 +133,7 @@ class LettingGo:
         return not is_held
 
     def _collect(self) -> None:
+        self._over.clear()
         with self._looking():
             gc.collect()
 

@@ -341,7 +341,7 @@ def _call_trainer(name: str, original: Any, trainer: Any, *args: Any, **kwargs: 
             return original(trainer, *args, **kwargs)
         # The watch takes over the method that it finds: a subclass's must not run twice.
         own[name] = partial(original, trainer)
-        scope.callback(_letting_go.trainer_ended)
+        scope.callback(_letting_go.trainer_ended, trainer)
         scope.callback(own.pop, name, None)
         try:
             from nanstop.hosts.trainer.watch import watch_trainer

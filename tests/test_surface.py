@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "86282e2a783a457e")
+REPORT_FORM = (1, "cd733283379a0e42")
 
 
 def test_names():

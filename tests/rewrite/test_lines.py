@@ -1,5 +1,7 @@
 """Forms whose change belongs to another line than the one that failed."""
 
+import pytest
+
 from nanstop.records import Atom
 from nanstop.rewrite.forms.form_code import form_edits
 from nanstop.rewrite.source import Source, edited
@@ -62,3 +64,27 @@ def test_what_can_have_no_block_stays():
     ):
         text = f"import torch\n{line}\n"
         assert out_of_autocast(text, 2) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "old", "new"),
+    [
+        ("uncast", "x = (a + b).half() * c.to(torch.float16)", "x = (a + b).float() * c.float()"),
+        ("uncast", "x = a.to(b.dtype).sum()", "x = a.float().sum()"),
+        ("uncast", "x = a.to(device)", "x = a.to(device)"),
+        ("uncast", "x = a.to(torch.float32)", "x = a.to(torch.float32)"),
+        ("each_read", "x = (a - a.mean()) / 2", "x = (a.float() - a.float().mean()) / 2"),
+        ("each_read", "x = torch.log(self.p + 1)", "x = torch.log(self.p.float() + 1)"),
+        (
+            "out_of_autocast:uncast",
+            "x = a.half() @ b.half().T",
+            'with torch.autocast("cuda", enabled=False):\n    x = a.float() @ b.float().T',
+        ),
+    ],
+)
+def test_ways_to_type_a_line_in_float32(value, old, new):
+    text = "import torch\ndef f(self, a, b, c, device):\n    {}\n"
+    atom = Atom(remedy="fp32_line", target="train.py:3", value=value)
+    before = text.format(old)
+    changed = edited(before, form_edits(Source(before), 3, atom, None, "cuda"))
+    assert changed == text.format(new.replace("\n", "\n    "))

@@ -75,24 +75,33 @@ def _activation(trace: Trace, op: Op, made: Sequence[Kinds]) -> Value | None:
     return max(whole, key=lambda v: range_of(trace, v).absmax, default=None)
 
 
-def lines_in_half(trace: Trace, index: int, *, limit: int = 4) -> tuple[int, ...]:
+def lines_in_half(trace: Trace, index: int, *, limit: int = 4) -> tuple[tuple[int, bool], ...]:
     """Return the first op in half precision of each line outside of modules that an op, or of a
-    derivative its function, goes back to, the latest line first. What modules make ends the way.
+    derivative its function, goes back to, and whether the line casts to that: the latest line
+    first. What modules make ends the way.
     """
     of = trace.ops[index].made_by
     queue, seen = deque([index if of is None else of]), set[int]()
-    first: dict[Any, int] = {}
-    last: dict[Any, int] = {}
+    by_line: dict[Any, list[int]] = {}
     while queue:
         op = trace.ops[at := queue.popleft()]
         if at in seen or op.module or op.line is None:
             continue
         seen.add(at)
-        if any(value.dtype in HALF for value in op.inputs):
-            first[op.line] = min(at, first.get(op.line, at))
-            last[op.line] = max(at, last.get(op.line, at))
+        if any(value.dtype in HALF for value in (*op.inputs, *op.outputs)):
+            by_line.setdefault(op.line, []).append(at)
         queue.extend(writer for value in op.inputs for writer in writers(trace, value))
-    return tuple(first[line] for line in sorted(last, key=last.__getitem__, reverse=True)[:limit])
+    latest = sorted(by_line.values(), key=max, reverse=True)[:limit]
+    return tuple(_first_in_half(trace, ops) for ops in latest)
+
+
+def _first_in_half(trace: Trace, ops: Sequence[int]) -> tuple[int, bool]:
+    """Return the first op that reads half precision, or else the first, and whether one casts to
+    that.
+    """
+    reads = [at for at in ops if any(v.dtype in HALF for v in trace.ops[at].inputs)]
+    casts = any(op_kind(trace.ops[at].name) in _CASTS and at not in reads for at in ops)
+    return min(reads or ops), casts
 
 
 def vanished_number(trace: Trace, divisor: Value, *, limit: int = 8) -> int | None:

@@ -328,9 +328,10 @@ class FailureOrigin:
         )
 
     def _lines_in_half(self, op: Op) -> tuple[LineOp, ...]:
-        ops = (self.trace.ops[at] for at in dataflow.lines_in_half(self.trace, op.index))
-        named = ((source_line(one.line), op_kind(one.name)) for one in ops)
-        return tuple(LineOp(source=source, op=name) for source, name in named if source is not None)
+        found = dataflow.lines_in_half(self.trace, op.index)
+        ops = ((self.trace.ops[at], casts) for at, casts in found)
+        named = ((source_line(one.line), op_kind(one.name), casts) for one, casts in ops)
+        return tuple(LineOp(source=s, op=name, casts=c) for s, name, c in named if s is not None)
 
     def _read(self, index: int) -> tuple[set[int | None], list[Value]]:
         """Return the lanes of an op over lists of tensors that are bad, and what it has read."""

@@ -10,8 +10,12 @@ from collections.abc import Iterable
 
 from nanstop.records import Atom, Proof
 
+UNCAST = "uncast"
+"""A line in float32 that leaves out its own casts to half precision."""
 FROM_FIRST = "from_first"
 """A line in float32 that is typed at the first of its operations, not at that which fails."""
+EACH_READ = "each_read"
+"""A line in float32 that is typed at every value that it reads."""
 OUT_OF_AUTOCAST = "out_of_autocast"
 """A line in float32 that is typed so in a block without autocast, which would round it
 again.

@@ -167,10 +167,13 @@ class LineNumber:
 
 @record
 class LineOp:
-    """The first operation of a line that computes in half precision."""
+    """The first operation of a line that computes in half precision. ``casts``: whether the line
+    casts to that, or an autocast there.
+    """
 
     source: SourceLine
     op: str
+    casts: bool = False
 
 
 @record

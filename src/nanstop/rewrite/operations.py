@@ -55,7 +55,7 @@ METHODS = frozenset(
     | {"acosh", "atan2", "arctan2", "tanh", "cosh", "var", "std_mean", "var_mean"}
     | {"arccos", "arcsin", "arctanh", "mul", "add", "sub", "neg", "true_divide", "multiply"}
     | {"masked_fill", "abs", "square", "where", "reciprocal", "gather", "logsumexp", "divide"}
-    | {"matmul", "mm", "bmm", "dot", "mv"}
+    | {"matmul", "mm", "bmm", "dot", "mv", "half", "bfloat16", "float", "to", "type"}
     | {"cumsum", "i0", "erf", "erfc", "lgamma", "xlogy", "atanh", "erfinv", "logit"}
 )
 """Methods of a tensor that are read as operations."""

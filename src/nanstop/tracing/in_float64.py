@@ -141,32 +141,37 @@ class NarrowFailures(TorchDispatchMode):
         return result
 
 
-class AllInFloat64(TorchDispatchMode):
-    """Has a run in float64 stay there where the script casts to float32, or makes tensors of its
-    own. Half formats are as they are, and numbers are drawn as without it.
+class Lifted(TorchDispatchMode):
+    """Has a run in a wide format stay there where the script casts to one of the ``narrow`` ones,
+    or makes tensors of its own in it. Numbers are drawn as without it.
     """
+
+    def __init__(self, dtype: torch.dtype, narrow: Collection[torch.dtype]) -> None:
+        super().__init__()
+        self._dtype, self._narrow = dtype, frozenset(narrow)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         is_drawn = torch.Tag.nondeterministic_seeded in func.tags
         if is_drawn or func._schema.is_mutable:
             return func(*args, **kwargs)
-        if kwargs.get("dtype") is torch.float32:
-            kwargs["dtype"] = torch.float64
+        if kwargs.get("dtype") in self._narrow:
+            kwargs["dtype"] = self._dtype
         read = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         if not read:
-            return tree_map_only(Tensor, _in_float64, func(*args, **kwargs))
-        if any(one.dtype is torch.float64 for one in read):
-            args, kwargs = tree_map_only(Tensor, _in_float64, (args, kwargs))
+            return tree_map_only(Tensor, self._lifted, func(*args, **kwargs))
+        if any(one.dtype is self._dtype for one in read):
+            args, kwargs = tree_map_only(Tensor, self._lifted, (args, kwargs))
         try:
             return func(*args, **kwargs)
         except RuntimeError:  # an operation that has no float64
+            if self._dtype is not torch.float64:
+                raise
             given, options = tree_map_only(Tensor, _in_float32, (args, kwargs))
-            return tree_map_only(Tensor, _in_float64, func(*given, **options))
+            return tree_map_only(Tensor, self._lifted, func(*given, **options))
 
-
-def _in_float64(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.dtype is torch.float32 else tensor
+    def _lifted(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._dtype) if tensor.dtype in self._narrow else tensor
 
 
 def _in_float32(tensor: Tensor) -> Tensor:

@@ -132,6 +132,42 @@ def test_what_a_line_before_has_rounded_is_computed_in_float32_there():
     assert "+ left = 1.0 - torch.cos(scores.float() * 0.02)" in render(incident)
 
 
+def standardised(rewards):
+    rewards = rewards.half()
+    return (rewards - rewards.mean()) / (rewards.std() + 1e-8)
+
+
+def energies(scores):
+    kept = scores.square().sum(-1).half()
+    return kept.mean() / 1000
+
+
+@pytest.mark.parametrize(
+    ("loss", "factor", "new"),
+    [
+        (energies, 300.0, "+ kept = scores.square().sum(-1).float()"),
+        (
+            lambda scores: (scores.mean(-1) * standardised(torch.ones(ROWS)).float()).mean(),
+            1.0,
+            "+ return (rewards.float() - rewards.float().mean()) / (rewards.float().std() + 1e-8)",
+        ),
+    ],
+)
+def test_a_line_in_float32_is_typed_as_a_person_would(loss, factor, new):
+    torch.manual_seed(0)
+    net = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-9)
+    with nanstop.watch(net, optimizer) as watch:
+        watch.step(lambda x: loss(net(x) * factor), batch(0)["x"].abs() + 1)
+        assert watch.update() is not None
+    (incident,) = watch.incidents
+    assert [atom.remedy for atom in incident.proof.minimal] == ["fp32_line"]
+    assert incident.proof.verdict == "proven"
+    text = render(incident)
+    assert new in text
+    assert "another form" not in text
+
+
 def test_a_line_that_autocast_rounds_is_typed_in_a_block_without_it():
     torch.manual_seed(0)
     net = nn.Linear(WIDTH, WIDTH)

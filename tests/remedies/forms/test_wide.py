@@ -66,3 +66,16 @@ def test_what_autocast_would_round_is_computed_in_float32():
     assert found.dtype is torch.float32
     assert float(found[0, 0]) == 4 * 300.0**2
     assert other.isinf().all()
+
+
+def test_casts_of_the_line_are_left_out_only_where_that_is_asked_for():
+    x = torch.full((4,), 1e5)
+    line = here() + 3
+    leaves_out = Atom(remedy="fp32_line", target=f"{__file__}:{line}", value="uncast")
+    with form(None, leaves_out):
+        found = x.half(), x.to(torch.float16), x.to(dtype=torch.bfloat16), x.int()
+    assert [one.dtype for one in found] == [torch.float32] * 3 + [torch.int32]
+    line = here() + 2
+    with form(None, at(line)):
+        found = x.half()
+    assert found.isinf().all()

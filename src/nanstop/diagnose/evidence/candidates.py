@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nanstop.diagnose.evidence.reading import has_masters
 from nanstop.own_code import is_library
-from nanstop.records import Atom, Evidence, OpEvent, RunFacts, TokenRows, op_kind
+from nanstop.records import Atom, Evidence, LineOp, OpEvent, RunFacts, TokenRows, op_kind
 from nanstop.records.formats import HALF, NARROW
 from nanstop.records.line_forms import (
     BOUNDED,
@@ -14,6 +14,7 @@ from nanstop.records.line_forms import (
     HAVE_BOUNDS,
     KEPT,
     OF_COUNTS,
+    UNCAST,
     form_at,
 )
 from nanstop.records.remedies import spans_of
@@ -70,19 +71,19 @@ def islands(event: OpEvent, facts: RunFacts) -> Candidates:
 
 def _own_lines(event: OpEvent) -> Candidates:
     """Return the line of the user's own that an operation outside the modules is asked for by, in
-    float32, and that with the lines before it: what they have rounded is lost.
+    float32, and that with the lines before it: what they have rounded is lost; and then without the
+    casts of theirs.
     """
     own = [one for one in event.lines_in_half if not is_library(one.source.file)]
-    atoms = tuple(
-        Atom(
-            remedy="fp32_line",
-            target=f"{one.source.file}:{one.source.line}",
-            value=f"float32:{one.op}",
-        )
-        for one in own
-    )
+    atoms = tuple(_in_float32(one, f"float32:{one.op}") for one in own)
+    uncast = tuple(_in_float32(one, UNCAST) for one in own if one.casts)
     is_own = bool(own) and own[0].source == event.source
-    return ((atoms[:1],) if is_own else ()) + ((atoms,) if len(atoms) > is_own else ())
+    sets = (atoms[:1] if is_own else (), atoms if len(atoms) > is_own else (), uncast)
+    return tuple(one for one in sets if one)
+
+
+def _in_float32(line: LineOp, how: str) -> Atom:
+    return Atom(remedy="fp32_line", target=f"{line.source.file}:{line.source.line}", value=how)
 
 
 def _half_format(facts: RunFacts) -> str:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from nanstop.replay.path import Path
 from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import Batch, gradients_of
 from nanstop.tracing.definitions.attention import FUSED_ATTENTION
-from nanstop.tracing.in_float64 import AllInFloat64, NarrowFailures
+from nanstop.tracing.in_float64 import Lifted, NarrowFailures
 
 
 class ExactRuns:
@@ -62,7 +62,7 @@ class ExactRuns:
         self._fails_in_float64 = False
         self._has_value = has_value
         self.loss_in_float64: float | None = None
-        self._is_by_parts = self._is_lifted = False
+        self._is_by_parts = self._is_lifted = self._leaves_half = False
         self.dtype = torch.float32
 
     def beside(self, failing: FailingStep) -> ExactRuns:
@@ -86,7 +86,8 @@ class ExactRuns:
         """Return the exact run of a micro-batch; what the update should be is not its to say.
 
         Where it fails with the choices of the run, and does not with its own, these are part of the
-        failure, and nobody takes them over from then on.
+        failure, and nobody takes them over from then on. Where it has operations in half precision
+        by casts of the script, and passes in float32 without these, they are left out.
         """
         if micro not in self._runs:
             run = self._exact(self.path(micro), micro)
@@ -100,6 +101,11 @@ class ExactRuns:
                 opened = self._exact(self.path(micro), micro)
                 self._is_opened = not opened.failed
                 run = run if opened.failed else opened
+            if run.failed and micro == self._failing.micro and self._half_left:
+                self._leaves_half = True
+                wide = self._exact(self.path(micro), micro)
+                self._leaves_half = not wide.failed
+                run = run if wide.failed else wide
             self._runs[micro] = run
             if run.failed and micro == self._failing.micro and self.may_widen():
                 self._widen(micro)
@@ -160,7 +166,11 @@ class ExactRuns:
         """Return the half format that the float32 run of the failing micro-batch has ops in, which
         casts of the script bring back; "" where there is none, or the run passes.
         """
-        if not self.of(self._failing.micro).failed or self._ladder.rung is not Rung.WHOLE:
+        return self._half_left if self.of(self._failing.micro).failed else ""
+
+    @cached_property
+    def _half_left(self) -> str:
+        if self._ladder.rung is not Rung.WHOLE:
             return ""  # by parts, a run with such ops is none
         path = Path()
         with suppress(ShortOfMemoryError):
@@ -283,8 +293,10 @@ class ExactRuns:
         parts = sdpa_kernel(SDPBackend.MATH) if self._is_opened else nullcontext()
         # An update that is yet to come is tried from the snapshot on, with those before it.
         exact = reference(failing.step.view, dtype, with_state=failing.makes_updates)
-        lifted = AllInFloat64() if self._is_lifted and dtype is torch.float64 else nullcontext()
-        with parts, exact, lifted:
+        narrow = frozenset(HALF if self._leaves_half else ())
+        if self._is_lifted and dtype is torch.float64:
+            narrow |= {torch.float32}
+        with parts, exact, Lifted(dtype, narrow) if narrow else nullcontext():
             yield
 
     def _exact(self, path: Path, micro: int, batch: Batch | None = None) -> Attempt:

@@ -14,6 +14,7 @@ from nanstop.records import Atom
 from nanstop.records.line_forms import (
     BOUNDED,
     COUNTED,
+    EACH_READ,
     EVERY,
     FAR,
     FINITE_NUMBERS,
@@ -27,6 +28,7 @@ from nanstop.records.line_forms import (
     OTHER_COUNT,
     OTHERWISE,
     OUT_OF_AUTOCAST,
+    UNCAST,
     UNEVEN,
     form_of,
 )
@@ -47,7 +49,8 @@ _FORMS: Mapping[str, Callable[[], Form]] = {
     "log_space": lambda: LogSpace().call,
     "held": lambda: held.answer,
     **{number: partial(held.finite_of, float(number)) for number in FINITE_NUMBERS},
-    **dict.fromkeys(("float32", FROM_FIRST, OUT_OF_AUTOCAST), lambda: wide.answer),
+    UNCAST: lambda: wide.uncast,
+    **dict.fromkeys(("float32", FROM_FIRST, EACH_READ, OUT_OF_AUTOCAST), lambda: wide.answer),
     **dict.fromkeys((GUARDED, EVERY, INNERMOST, MASKED), lambda: guarded.answer),
     KEPT: lambda: guarded.kept,
     FAR: lambda: partial(guarded.kept, is_far=True),

@@ -16,22 +16,32 @@ from torch.utils._pytree import tree_leaves, tree_map
 from nanstop.numerics.tensors import HALF
 from nanstop.remedies.forms.calls import Call
 
-_NO_VALUES = frozenset({"", "get", "set", "setitem", "half", "bfloat16", "to", "type", "type_as"})
-"""Calls that compute nothing: attributes, writes and the script's own casts."""
+_NO_VALUES = frozenset({"", "get", "set", "setitem"})
+"""Calls that compute nothing: attributes and writes."""
+_CASTS = frozenset({"half", "bfloat16", "to", "type", "type_as"})
+"""The script's own."""
 
 
 def answer(call: Call, at_line: Callable[[], bool]) -> Any:
     """Return what a call returns; what it makes of tensors in half precision, or under autocast, in
     float32 where the line is meant.
     """
+    return call.run() if call.name in _CASTS else uncast(call, at_line)
+
+
+def uncast(call: Call, at_line: Callable[[], bool]) -> Any:
+    """Return what ``answer`` does, and what a cast to half precision is of in float32."""
     given = (call.args, dict(call.kwargs))
     leaves = tree_leaves(given)
     tensors = [one for one in leaves if isinstance(one, Tensor)]
     if not tensors or call.name in _NO_VALUES:
         return call.run()
-    may_round = any(map(_is_narrow, leaves)) or _rounds(tensors[0].device.type)
+    is_half = call.name in ("half", "bfloat16")
+    may_round = is_half or any(map(_is_narrow, leaves)) or _rounds(tensors[0].device.type)
     if not may_round or not at_line():
         return call.run()
+    if is_half:
+        return tensors[0].float()
     args, kwargs = tree_map(_wide, given)
     with out_of_autocast(tensors[0].device.type):
         return replace(call, args=args, kwargs=kwargs).run()

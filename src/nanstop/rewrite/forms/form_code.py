@@ -14,6 +14,7 @@ from nanstop.records.line_forms import (
     BY_ARRAY,
     BY_NUMBER,
     COUNTED,
+    EACH_READ,
     EVERY,
     FORMS,
     FROM_FIRST,
@@ -23,13 +24,19 @@ from nanstop.records.line_forms import (
     MASKED,
     OFF_ZERO,
     OUT_OF_AUTOCAST,
+    UNCAST,
     form_of,
     typed_cure,
 )
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.forms.guarded import rewrite_guarded, rewrite_held
-from nanstop.rewrite.forms.in_float32 import rewrite_in_float32, rewrite_out_of_autocast
+from nanstop.rewrite.forms.in_float32 import (
+    rewrite_each_read,
+    rewrite_in_float32,
+    rewrite_out_of_autocast,
+    rewrite_uncast,
+)
 from nanstop.rewrite.forms.log_space import rewrite_in_log_space
 from nanstop.rewrite.forms.off_zero import rewrite_off_zero
 from nanstop.rewrite.forms.unwritten import rewrite_unwritten
@@ -104,12 +111,13 @@ def forms_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
 def ways_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
     """Return ``forms_at``, and then those that can be typed in another way as well: of every
     operation of the line where one is known to fail, of one within another, or element by element;
-    of a line in float32 at its first operation, and without autocast.
+    of a line in float32 at its first operation, at all that it reads, and without autocast.
     """
     forms = forms_at(proof, atom)
     if atom.remedy == "fp32_line":
-        others = (FROM_FIRST, OUT_OF_AUTOCAST)
-        return (*forms, *(replace(atom, value=f"{one}:{form_of(atom)[1]}") for one in others))
+        form, op = form_of(atom)
+        ways = (f"{FROM_FIRST}:{op}", EACH_READ, f"{OUT_OF_AUTOCAST}:{op or form}")
+        return (atom, *(replace(atom, value=one) for one in ways), *forms[1:])
     guards = [one for one in forms if one.remedy == "form" and form_of(one)[0] not in _ALONE]
     whole = (replace(one, value=GUARDED) for one in guards if form_of(one)[1])
     inner = (replace(one, value=INNERMOST) for one in guards)
@@ -183,13 +191,20 @@ def _rewritten(draft: Draft, atom: Atom, op: str, event: OpEvent | None) -> bool
     if atom.remedy == "finite_constant":
         return _read_finite(draft, *form_of(atom), event)
     if atom.remedy == "fp32_line":
-        is_apart = form_of(atom)[0] == OUT_OF_AUTOCAST
-        return rewrite_out_of_autocast(draft, op) if is_apart else rewrite_in_float32(draft, op)
+        return _in_float32(draft, form_of(atom)[0], op)
     if atom.remedy == "stable_form":
         return rewrite_in_log_space(draft)
     if form_of(atom)[0] in OFF_ZERO:
         return rewrite_off_zero(draft, op)
     return rewrite_guarded(draft, op)
+
+
+def _in_float32(draft: Draft, form: str, op: str) -> bool:
+    if form == OUT_OF_AUTOCAST:
+        return rewrite_out_of_autocast(draft, op)
+    if form == EACH_READ:
+        return rewrite_each_read(draft)
+    return rewrite_uncast(draft) if form == UNCAST else rewrite_in_float32(draft, op)
 
 
 def _device(event: OpEvent | None) -> str:
@@ -220,12 +235,15 @@ def _name(event: OpEvent | None) -> str:
 
 def _least_of_root(event: OpEvent | None) -> float:
     """Return the least number other than 0 of which a square root, or its derivative, was taken,
-    inf where all are 0; 0 where it is not known. The derivative is divided by two roots.
+    inf where all are 0; 0 where it is not known. The derivative is divided by two roots, that of a
+    power reads what that is of.
     """
-    if event is None or _name(event) != "sqrt" or not event.inputs:
+    if event is None or not event.inputs:
         return 0.0
     is_derivative = event.forward_op is not None
-    if is_derivative and event.name != "div":
+    if event.name == "pow" and event.scalars[-1:] == ((-0.5,) if is_derivative else (0.5,)):
+        is_derivative = False
+    elif _name(event) != "sqrt" or (is_derivative and event.name != "div"):
         return 0.0
     read = event.inputs[-1 if is_derivative else 0]
     least = read.absmin_nonzero or (math.inf if read.zeros else 0.0)

@@ -7,13 +7,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from nanstop.records.formats import HALF
+from nanstop.records.line_forms import UNCAST
 from nanstop.rewrite.draft import Draft, NotKnownError, is_simple
-from nanstop.rewrite.operations import number_of
+from nanstop.rewrite.operations import Operation, number_of
 from nanstop.rewrite.source import Edit
 
 _PRODUCTS = frozenset({"matmul", "mm", "bmm", "dot", "mv", "addmm", "einsum", "linear"})
 """Each of which torch may compute by another; their operands have to be of one format."""
 
+_CASTS = frozenset({"half", "bfloat16", "to", "type"})
 _STEP = "    "
 
 
@@ -33,11 +36,45 @@ def rewrite_in_float32(draft: Draft, op: str) -> bool:
     return bool(draft.edits)
 
 
+def rewrite_each_read(draft: Draft) -> bool:
+    """Return whether an operation of the statement reads something that has a name; the draft holds
+    casts of all that do.
+    """
+    read = (node for one in draft.operations() for node in one.args)
+    named = [node for node in read if isinstance(node, ast.Name | ast.Attribute)]
+    draft.edits += dict.fromkeys(
+        _widened(draft, one) for one in named if draft.source.is_value(one)
+    )
+    return bool(draft.edits)
+
+
+def rewrite_uncast(draft: Draft) -> bool:
+    """Return whether the statement casts to half precision; the draft holds casts to float32."""
+    for one in draft.operations():
+        if one.name in _CASTS and one.is_method and all(map(_may_be_half, one.args[1:])):
+            draft.edits.append(_cast_instead(draft, one))
+    return bool(draft.edits)
+
+
+def _cast_instead(draft: Draft, one: Operation) -> Edit:
+    _, start = draft.source.span(one.operand)
+    close = draft.source.text.index(".", start)
+    return Edit(close, draft.source.span(one.node)[1], ".float()")
+
+
+def _may_be_half(given: ast.expr) -> bool:
+    """Return whether an argument of a cast names a format of half precision, or that of another
+    tensor.
+    """
+    named = given.attr if isinstance(given, ast.Attribute) else ""
+    return named in ("dtype", "half", *HALF)
+
+
 def rewrite_out_of_autocast(draft: Draft, op: str) -> bool:
     """Return whether that could be done in a block without autocast; the draft holds it. Errors:
     ``NotKnownError`` where the statement can have no block, or its device is not known.
     """
-    if not rewrite_in_float32(draft, op):
+    if not (rewrite_uncast(draft) if op == UNCAST else rewrite_in_float32(draft, op)):
         return False
     source, statement = draft.source, draft.statement
     indent = source.indent_of(statement)

@@ -16,6 +16,7 @@ from nanstop.decide.policy import Policy
 from nanstop.hosts import letting_go
 from nanstop.hosts.references import is_held_elsewhere
 from nanstop.hosts.script import autowatch
+from nanstop.numerics import room
 from nanstop.session.factory import opener
 from nanstop.store.incidents import Store
 
@@ -229,7 +230,7 @@ def test_small_trainers_are_collected_now_and_then_and_large_ones_each_time(
 ):
     """A collection takes longer than a training of three steps."""
     clock = count(step=0.1)
-    monkeypatch.setattr(letting_go, "left_on", lambda _: left)
+    monkeypatch.setattr(room, "left_on", lambda _: left)
     found = letting_go.LettingGo(lambda: None, lambda: next(clock))
     gc.disable()
     try:

@@ -15,7 +15,6 @@ from torch import nn
 
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.references import is_held_elsewhere
-from nanstop.numerics.room import left_on
 from nanstop.tracebacks import passes_through
 
 if TYPE_CHECKING:
@@ -100,6 +99,9 @@ class LettingGo:
 
     def _is_much_over(self) -> bool:
         """Return whether trainers that are over may hold much of what is left."""
+        # This file is read while torch is, which may be on behalf of that one.
+        from nanstop.numerics.room import left_on
+
         for device in {device for device, _ in self._over}:
             held = sum(size for kind, size in self._over if kind == device)
             left = left_on(device)

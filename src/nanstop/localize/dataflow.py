@@ -76,16 +76,17 @@ def _activation(trace: Trace, op: Op, made: Sequence[Kinds]) -> Value | None:
 
 
 def lines_in_half(trace: Trace, index: int, *, limit: int = 4) -> tuple[tuple[int, bool], ...]:
-    """Return the first op in half precision of each line outside of modules that an op, or of a
-    derivative its function, goes back to, and whether the line casts to that: the latest line
-    first. What modules make ends the way.
+    """Return the first op in half precision of each line in its module, or outside of all, that an
+    op, or of a derivative its function, goes back to, and whether the line casts to that: the
+    latest line first. What other modules make ends the way.
     """
     of = trace.ops[index].made_by
-    queue, seen = deque([index if of is None else of]), set[int]()
+    start = index if of is None else of
+    queue, seen = deque([start]), set[int]()
     by_line: dict[Any, list[int]] = {}
     while queue:
         op = trace.ops[at := queue.popleft()]
-        if at in seen or op.module or op.line is None:
+        if at in seen or op.module != trace.ops[start].module or op.line is None:
             continue
         seen.add(at)
         if any(value.dtype in HALF for value in (*op.inputs, *op.outputs)):

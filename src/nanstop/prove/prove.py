@@ -26,7 +26,7 @@ _FOLLOWING_SHARE = 0.05
 """Share of the budget that the updates which follow under one cure may take."""
 
 
-def prove_step(
+def prove_step(  # noqa: PLR0913 - called once, by name
     failing: FailingStep,
     key: FailureKey,
     candidates: tuple[tuple[Atom, ...], ...],
@@ -36,6 +36,7 @@ def prove_step(
     in_float64: Finiteness = "unknown",
     tried: Callable[[Trial], None] = lambda _: None,
     codes: Callable[[Proof], Iterable[FormCode]] = lambda _: (),
+    lines: tuple[tuple[Atom, ...], ...] = (),
 ) -> Proof:
     """Return the smallest cure among ``candidates``. Call inside ``failing.in_place()``.
 
@@ -43,7 +44,8 @@ def prove_step(
     window is one of training whose gradients the script leaves as they are, on the updates that
     follow. Everything tried is undone. ``wider``: what the failing operation gives in a wider
     format, ``in_float64``: with all before it in that. ``tried``: told of each trial as it ends.
-    ``codes``: what can be typed for the forms of a cure.
+    ``codes``: what can be typed for the forms of a cure. ``lines``: those of the script's own that
+    may be typed in float32 for the module that they are of.
     """
     trials = Trials(failing, key, wider=wider, in_float64=in_float64)
     after = UpdatesAfter(failing, seconds=_FOLLOWING_SHARE * policy.budget_seconds)
@@ -72,11 +74,14 @@ def prove_step(
             budget=Budget(trials=policy.budget_trials, seconds=policy.budget_seconds),
         )
 
+    def typed_of(found: Proof) -> tuple[Atom, ...] | None:
+        return trials.typed(codes(found))
+
     proof = searched()
     while _lacked_room(proof) and trials.step_down():
         proof = searched()
     with suppress(ShortOfMemoryError):
-        proof = _typed(proof, lambda one: trials.typed(codes(one)), searched)
+        proof = _in_lines(_typed(proof, typed_of, searched), typed_of, searched, lines)
     return replace(proof, scope=trials.scope)
 
 
@@ -97,6 +102,25 @@ def _typed(
         if known:
             return replace(_beside(proof, again), typed=known)
     return replace(proof, typed=typed)
+
+
+def _in_lines(
+    proof: Proof,
+    typed_of: Callable[[Proof], tuple[Atom, ...] | None],
+    searched: Callable[[tuple[tuple[Atom, ...], ...]], Proof],
+    lines: tuple[tuple[Atom, ...], ...],
+) -> Proof:
+    """Return a proof of modules in float32 with the lines that are typed for them, which are proven
+    as well.
+    """
+    if proof.verdict != "proven" or any(atom.remedy != "island" for atom in proof.minimal):
+        return proof
+    for one in lines:
+        again = searched((one,))
+        known = typed_of(again) if again.verdict == "proven" else None
+        if known:
+            return replace(proof, typed=known, tried=(*proof.tried, *again.tried))
+    return proof
 
 
 def _alike(proof: Proof) -> Iterator[tuple[Atom, ...]]:

@@ -121,17 +121,27 @@ def is_bounded(atoms: Iterable[Atom]) -> bool:
 
 def typed_cure(proof: Proof) -> tuple[Atom, ...]:
     """Return the cure as somebody types it: what leaves data out is no code, a bound beside it that
-    passes is.
+    passes is; a module in float32 is a few lines of its own, where these are the script's.
     """
     if proof.verdict == "isolated":
         beside = (one for one in proof.alternatives if one.passed == one.runs)
         return next((one.atoms for one in beside if is_bounded(one.atoms)), proof.minimal)
-    return proof.minimal
+    return lines_of_modules(proof) or proof.minimal
+
+
+def lines_of_modules(proof: Proof) -> tuple[Atom, ...]:
+    """Return the lines in float32 that are typed for a cure that is modules in float32, and are
+    proven as well; none where the modules are typed.
+    """
+    are_modules = all(atom.remedy == "island" for atom in proof.minimal)
+    return proof.typed or () if are_modules and proof.verdict == "proven" else ()
 
 
 def is_typed_beside(proof: Proof | None) -> bool:
     """Return whether what is typed is another cure than the one that holds."""
-    return proof is not None and typed_cure(proof) != proof.minimal
+    if proof is None or lines_of_modules(proof):
+        return False
+    return typed_cure(proof) != proof.minimal
 
 
 def are_forms(atoms: tuple[Atom, ...]) -> bool:

@@ -192,8 +192,8 @@ class OpEvent:
     ``unwritten``: what of its result nobody has written, where that is all that is bad in it.
     ``zeros``: the numbers of the program's that are 0 and that its line divides by, where it
     divides by one, or adds to what it divides by, where that is 0.
-    ``lines_in_half``: of what it is made of, the lines outside of modules that compute in half
-    precision, the latest first: its own, it may be.
+    ``lines_in_half``: of what it is made of, the lines in its module, or outside of all, that
+    compute in half precision, the latest first: its own, it may be.
     """
 
     index: int

@@ -188,3 +188,42 @@ def test_a_line_that_autocast_rounds_is_typed_in_a_block_without_it():
     assert '+ with torch.autocast("cpu", enabled=False):' in text
     assert "+         a.float() @ b.T.float() / 1e4," in text
     assert "another form" not in text
+
+
+class Scores(nn.Module):
+    """Products that float16 does not hold, of weights that are large."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        q, k = self.q(x), self.k(x)
+        scores = q @ k.T
+        return scores / 1e5
+
+
+def test_a_module_of_the_scripts_own_is_typed_as_its_line():
+    """The module is kept in float32 meanwhile: that costs no call of Python for each function."""
+    torch.manual_seed(0)
+    net = nn.Sequential(Scores())
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-9)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(600.0)
+
+    def loss(x):
+        with torch.autocast("cpu", dtype=torch.float16):
+            return nn.functional.cross_entropy(net(x), torch.arange(ROWS))
+
+    with nanstop.watch(net, optimizer) as watch:
+        watch.step(loss, batch(0)["x"])
+        assert watch.update() is not None
+    (incident,) = watch.incidents
+    assert incident.proof.verdict == "proven"
+    assert [atom.remedy for atom in incident.proof.minimal] == ["island"]
+    assert [atom.remedy for atom in incident.proof.typed] == ["fp32_line"]
+    text = render(incident)
+    assert "help: keep layer `0` in float32" in text
+    assert "+     scores = q.float() @ k.T.float()" in text
+    assert "another form" not in text

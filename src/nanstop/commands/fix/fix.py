@@ -11,7 +11,7 @@ from nanstop.commands.fix.result import Fix, FixedFile, FixStatus, Override
 from nanstop.errors import NanstopError
 from nanstop.own_code import is_library
 from nanstop.records import Proof, Report
-from nanstop.records.line_forms import is_typed_beside
+from nanstop.records.line_forms import is_typed_beside, lines_of_modules
 from nanstop.records.remedies import describe, remedy_of
 from nanstop.rewrite.change import Rewrite, change_for, is_untried, mends_source
 from nanstop.rewrite.files import FileChange, encoding_of, is_of_project, read, unified
@@ -93,7 +93,8 @@ def _proof(report: Report, change: Rewrite) -> str:
         return "tried on its rows"
     if proof is None:
         return "not tried"
-    is_tried = change.atoms == proof.minimal and not is_untried(proof)
+    is_cure = change.atoms in (proof.minimal, lines_of_modules(proof))
+    is_tried = is_cure and not is_untried(proof)
     return proof.verdict if is_tried else "plausible"
 
 

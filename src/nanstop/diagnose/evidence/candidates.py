@@ -59,7 +59,7 @@ def islands(event: OpEvent, facts: RunFacts) -> Candidates:
     An op outside the modules has none; what is left there is the loss, and the head that feeds it.
     In the forward of the whole model its lines come first.
     """
-    lines, logits = _own_lines(event), ((Atom(remedy="fp32_logits"),),)
+    lines, logits = own_lines(event), ((Atom(remedy="fp32_logits"),),)
     if event.phase == "loss":
         return (*lines, *logits)
     inside = Atom(remedy="island", target=event.module, value="float32")
@@ -69,10 +69,9 @@ def islands(event: OpEvent, facts: RunFacts) -> Candidates:
     return own if event.module else (*lines, *own, *logits)
 
 
-def _own_lines(event: OpEvent) -> Candidates:
-    """Return the line of the user's own that an operation outside the modules is asked for by, in
-    float32, and that with the lines before it: what they have rounded is lost; and then without the
-    casts of theirs.
+def own_lines(event: OpEvent) -> Candidates:
+    """Return the line of the user's own that an operation is asked for by, in float32, and that
+    with the lines before it: what they have rounded is lost; and then without the casts of theirs.
     """
     own = [one for one in event.lines_in_half if not is_library(one.source.file)]
     atoms = tuple(_in_float32(one, f"float32:{one.op}") for one in own)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from nanstop.decide.policy import Policy
+from nanstop.diagnose.evidence.candidates import own_lines
 from nanstop.diagnose.evidence.climbs import climbs
 from nanstop.prove.course import Course, prove_course
 from nanstop.prove.failing_step import FailingStep
@@ -125,4 +126,5 @@ class Proving:
             in_float64=place.in_float64 if place is not None else "unknown",
             tried=self.found.live.tried,
             codes=lambda proof: codes_of(proof, event, read),
+            lines=own_lines(event) if event is not None and event.module else (),
         )

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "420e244fc093045f")
+REPORT_FORM = (1, "83b3a4cfc0ed7a1b")
 
 
 def test_names():

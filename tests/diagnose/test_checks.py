@@ -1718,6 +1718,16 @@ def test_a_buffer_that_a_step_writes_to_is_no_data():
     assert found.usual_cure.startswith("Look at what line 8 reads")
 
 
+def test_of_two_buffers_that_are_bad_each_is_said_to_hold_its_own():
+    """A batch with an Inf leaves infinities in the one and NaN in the other."""
+    mean = stats("float32", shape=(16,), posinf=7, neginf=9, name="buffer 1.running_mean")
+    var = stats("float32", shape=(16,), nan=16, name="buffer 1.running_var")
+    read = event("float32", op="aten.native_batch_norm.default", inputs=(mean, var))
+    for culprit, holds in (("1.running_mean", "+Inf x 7, -Inf x 9"), ("1.running_var", "NaN x 16")):
+        found = check("NS506", evidence(localization(read, "from_buffer", culprit=culprit)))
+        assert f"`{culprit}` holds {holds}, " in found.cause
+
+
 def test_a_divisor_that_has_a_name_is_named():
     divisor = stats("float32", zeros=1, shape=(8,), name="batch[std]")
     failed = replace(BY_ZERO, inputs=(stats("float32"), divisor))

@@ -353,6 +353,10 @@ def test_a_check_of_a_library_that_refuses_finite_numbers(tmp_path, monkeypatch)
     (best, *_) = report.diagnoses
     assert (best.code, best.confidence) == ("NS204", "likely")
     assert best.cause.startswith("Expected parameter concentration")
+    assert (
+        best.source.text
+        == "return torch.distributions.Gamma(shape, rate + 0.1, validate_args=True)"
+    )
     text = "\n".join(cell for block in incident_blocks(report) for cell in block.cells)
     assert "leave out sample 1 of micro-batch 0" in text
     assert "the usual cure, not tried here: Keep it within its bounds" in text

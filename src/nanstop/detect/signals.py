@@ -15,6 +15,7 @@ from nanstop.numerics.weights import MAX_LISTED
 from nanstop.records import Phase, Signal, SignalSource, SourceLine, StepId, TensorStats
 from nanstop.replay.conditions import end_checkpoints
 from nanstop.replay.step import ModelView, Step, parameters_of, trainable_of
+from nanstop.tracing.places import raised_line, source_line
 
 _MAX_NAMED = 8
 """Names of one kind that a report lists; the first bad ones say as much as hundreds."""
@@ -108,7 +109,8 @@ def alarm_of_exception(view: ModelView, at: StepId, error: BaseException, phase:
     """
     end_checkpoints(error)
     name, message = type(error).__name__, str(error)[:_MAX_MESSAGE]
-    signal = Signal(source="exception", name=name, message=message, at=at)
+    line = source_line(raised_line(error))
+    signal = Signal(source="exception", name=name, message=message, at=at, raised_at=line)
     if "device-side assert" in message or "CUDA error" in message:
         # The CUDA context is gone: asking any tensor anything raises again.
         return Alarm((signal,), phase, error)

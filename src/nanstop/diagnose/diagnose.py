@@ -86,8 +86,21 @@ def _run(rules: Iterable[Rule], evidence: Evidence, failures: list[str]) -> list
         if diagnosis is not None:
             page = f"docs/rules/{rule.code}.md"
             usual = diagnosis.usual_cure or ("" if diagnosis.trains_nothing else rule.usual_cure)
-            found.append(replace(diagnosis, page=page, usual_cure=usual))
+            made = replace(diagnosis, page=page, usual_cure=usual)
+            found.append(_placed(made, evidence))
     return found
+
+
+def _placed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
+    """Return the finding of an exception that no operation raised with the line of the script that
+    it went through, where the finding names no place itself.
+    """
+    located = evidence.localization
+    if located is None or located.first_bad is not None or diagnosis.where or diagnosis.source:
+        return diagnosis
+    signals = evidence.incident.signals if evidence.incident is not None else ()
+    line = next((one.raised_at for one in signals if one.raised_at is not None), None)
+    return diagnosis.at(line) if line is not None else diagnosis
 
 
 _CONFIRMED = {

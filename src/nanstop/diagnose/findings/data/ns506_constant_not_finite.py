@@ -215,8 +215,8 @@ def _carried(found: Localization, name: str, held: str) -> Diagnosis:
 def _operand(found: Localization) -> TensorStats | None:
     """Return what the first bad op reads of the culprit, else of all that is bad the first."""
     bad = [one for one in found.first_bad.inputs if not one.finite] if found.first_bad else []
-    held = f"buffer {found.culprit}"
-    return next((one for one in bad if one.name == held), next(iter(bad), None))
+    own = (one for one in bad if (one.name or "").removeprefix("buffer ") == found.culprit)
+    return next(own, next(iter(bad), None))
 
 
 RULE = Rule(

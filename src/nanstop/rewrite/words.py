@@ -101,10 +101,8 @@ def said(
             f"{atom.target}: call `.float()` on what it reads, and compute it under "
             f'`torch.autocast("{device}", enabled=False)` where autocast is on'
         )
-    if atom.remedy in NUMBERED:
-        return _number(atom)
-    if atom.remedy in FORMS:
-        return _form(atom, report)
+    if atom.remedy in NUMBERED or atom.remedy in FORMS:
+        return _number(atom) if atom.remedy in NUMBERED else _form(atom, report)
     if settings:
         return _settings(settings, report)
     if atom.remedy == "lr" and is_of_a_schedule(report):

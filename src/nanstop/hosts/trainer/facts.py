@@ -111,9 +111,14 @@ def _loss(args: Any, model: nn.Module) -> str | None:
 
 
 def _tokenizer(trainer: Any) -> Any:
-    """Return the tokenizer, also where a processor holds it; None for a trainer without one."""
+    """Return the tokenizer, also where a processor holds it, or only what collates the rows; None
+    for a trainer without one.
+    """
     processor = getattr(trainer, "processing_class", None)
-    return getattr(processor, "tokenizer", processor)
+    held = getattr(processor, "tokenizer", processor)
+    if held is not None:
+        return held
+    return getattr(getattr(trainer, "data_collator", None), "tokenizer", None)
 
 
 def _vocab(tokenizer: Any) -> int | None:

@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "83b3a4cfc0ed7a1b")
+REPORT_FORM = (1, "a4ed74502a3e7013")
 
 
 def test_names():

@@ -748,6 +748,15 @@ def test_a_clip_below_0_is_told_at_its_line():
     assert check("NS113", setup(clip=-1.0, sinks=("step",), sink_at=line)).source is None
 
 
+def test_an_advantage_of_the_scripts_own_names_the_line_that_gives_it():
+    line = SourceLine(file="t.py", line=9, function="a", text='out["a"] = r / r.std()')
+    place = localization(event(), "from_batch", culprit="batch[a]", weighs_choices=True)
+    for name, is_told in (("a", True), ("b", False)):
+        objective = ObjectiveFacts(method="grpo", entries_at=(replace(line, function=name),))
+        found = check("NS704", evidence(place, RunFacts(objective=objective)))
+        assert any("t.py:9" in one for one in found.lines) == is_told
+
+
 def test_a_reward_of_a_model_whose_weights_are_bad_names_one():
     judge = {"reward_models": (("judge", "float32"),), "bad_weights": (("judge", "score.weight"),)}
     facts = RunFacts(objective=ObjectiveFacts(method="grpo", **judge))

@@ -118,6 +118,10 @@ def test_a_distribution_that_refuses_what_is_no_number(of, scope, tmp_path):
     report, end = news[0], news[-1]
     assert (report.diagnoses[0].code, report.incident.at.step) == (code, LAST)
     assert (report.replay.fidelity, not end.lost) == ("bitwise", True)
+    # The line that called the model has no operation of its own; of weights it is who wrote them.
+    said = "written to by" if code == "NS401" else "Normal("
+    found = report.localization.first_bad.source
+    assert found is not None or any(said in one for one in report.diagnoses[0].lines)
 
 
 ASSERTED = """

@@ -92,15 +92,18 @@ def _run(rules: Iterable[Rule], evidence: Evidence, failures: list[str]) -> list
 
 
 def _placed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
-    """Return the finding of an exception that no operation raised with the line of the script that
-    it went through, where the finding names no place itself.
+    """Return the finding of an exception with the line of the script that it went through, where
+    neither the finding nor the operation that failed has one.
     """
-    located = evidence.localization
-    if located is None or located.first_bad is not None or diagnosis.where or diagnosis.source:
+    located, failed = evidence.localization, evidence.incident
+    line = next((s.raised_at for s in failed.signals if s.raised_at), None) if failed else None
+    if located is None or line is None or diagnosis.source is not None:
         return diagnosis
-    signals = evidence.incident.signals if evidence.incident is not None else ()
-    line = next((one.raised_at for one in signals if one.raised_at is not None), None)
-    return diagnosis.at(line) if line is not None else diagnosis
+    if located.first_bad is None:
+        return diagnosis if diagnosis.where else diagnosis.at(line)
+    if located.first_bad.source is not None:
+        return diagnosis
+    return replace(diagnosis, lines=(*diagnosis.lines, f"raised at {line.short}: `{line.text}`"))
 
 
 _CONFIRMED = {

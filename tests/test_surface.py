@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "a4ed74502a3e7013")
+REPORT_FORM = (1, "5e8e8f15a064c587")
 
 
 def test_names():

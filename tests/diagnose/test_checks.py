@@ -748,6 +748,14 @@ def test_a_clip_below_0_is_told_at_its_line():
     assert check("NS113", setup(clip=-1.0, sinks=("step",), sink_at=line)).source is None
 
 
+@pytest.mark.parametrize(("name", "is_told"), [("task2", True), ("task1", False)])
+def test_an_adapter_that_is_trained_and_not_active_is_named(name, is_told):
+    path = replace(PATH, num_reached=0, unreached=(f"q.lora_A.{name}.weight",))
+    found = check("NS114", setup(gradient_path=path, adapter=lora(idle=("task2",))))
+    assert ('model.set_adapter("task2")' in found.usual_cure) == is_told
+    assert ("which is not active" in found.cause) == is_told
+
+
 def test_an_advantage_of_the_scripts_own_names_the_line_that_gives_it():
     line = SourceLine(file="t.py", line=9, function="a", text='out["a"] = r / r.std()')
     place = localization(event(), "from_batch", culprit="batch[a]", weighs_choices=True)

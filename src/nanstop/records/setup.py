@@ -36,7 +36,9 @@ class QuantizedFacts:
 
 @record
 class AdapterFacts:
-    """What PEFT's config of the active adapter says."""
+    """What PEFT's config of the active adapter says. ``idle``: adapters that are there and take no
+    part in a forward.
+    """
 
     kind: str
     task_type: str | None = None
@@ -44,6 +46,7 @@ class AdapterFacts:
     modules_to_save: tuple[str, ...] = ()
     rank: int | None = None
     alpha: float | None = None
+    idle: tuple[str, ...] = ()
 
 
 @record

@@ -99,10 +99,10 @@ def _placed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
     line = next((s.raised_at for s in failed.signals if s.raised_at), None) if failed else None
     if located is None or line is None or diagnosis.source is not None:
         return diagnosis
-    if located.first_bad is None:
-        return diagnosis if diagnosis.where else diagnosis.at(line)
-    if located.first_bad.source is not None:
+    if located.first_bad is not None and located.first_bad.source is not None:
         return diagnosis
+    if located.first_bad is None and not diagnosis.where:
+        return diagnosis.at(line)
     return replace(diagnosis, lines=(*diagnosis.lines, f"raised at {line.short}: `{line.text}`"))
 
 

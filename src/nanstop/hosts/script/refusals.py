@@ -28,7 +28,7 @@ from nanstop.own_code import is_library
 from nanstop.ranks import num_launched
 from nanstop.records import Phase
 from nanstop.tracebacks import passes_through, raised_in
-from nanstop.tracing.places import Line
+from nanstop.tracing.places import Line, user_line
 
 __tracebackhide__ = passes_through
 
@@ -48,7 +48,8 @@ class Refusal:
     diagonal and is tried again. Then the loss is made of what was there before, and nothing has
     failed.
 
-    ``error``: a copy without the traceback, which would hold the variables of the step.
+    ``error``: a copy without the traceback, which would hold the variables of the step. ``line``:
+    that of the script which it goes through.
     """
 
     error: Exception
@@ -56,6 +57,7 @@ class Refusal:
     window: ScriptWindow
     until: TapedMicro
     met_in: TapedMicro
+    line: Line
 
     @classmethod
     def of(cls, error: Exception, window: ScriptWindow, micro: TapedMicro) -> Refusal:
@@ -66,7 +68,7 @@ class Refusal:
             copied = RuntimeError(str(error))
         until = micro.until_now()
         window = replace(window, micros=[*window.micros, until])
-        return cls(copied, phase_of(error), window, until, micro)
+        return cls(copied, phase_of(error), window, until, micro, user_line())
 
     @property
     def is_last(self) -> bool:
@@ -160,7 +162,7 @@ class Refusals:
         self._state.met_failure = True
         with self._looking("the exception was not investigated"):
             step = self._steps.step(refusal.window, None, ())
-            self._controller.raised(step, refusal.error, refusal.phase)
+            self._controller.raised(step, refusal.error, refusal.phase, refusal.line)
 
     def died(self, error: Exception) -> None:
         """Report what the script ends with: what an operation of the loss has raised, or Python

@@ -35,6 +35,8 @@ __tracebackhide__ = passes_through
 Looking = Callable[[str], AbstractContextManager[None]]
 _MOST_STEPS = 16
 """Of autograd, that a number may be made in that a script puts in the place of a loss."""
+_MOST_TRIES = 8
+"""Exceptions of one micro-batch that are kept, the last ones."""
 _MOST_IN_VAIN = 8
 """Questions that turned out to be of ordinary numbers, after which no more is run again."""
 
@@ -93,7 +95,8 @@ class Refusals:
         self._steps = steps
         self._controller = controller
         self._looking = looking
-        self._refusal: Refusal | None = None
+        self._refusals: list[Refusal] = []
+        """Of the open micro-batch: a script may try several times, and go on at last."""
         self._left_call = 0
         """The identity of the exception that has left a call of a model last."""
         state.on_error = self.in_loss
@@ -141,24 +144,26 @@ class Refusals:
         micro = self._state.micro
         if micro is None or not self._state.idle or not is_numeric(error):
             return
-        self.report()
-        self._refusal = Refusal.of(error, self._state.window, micro)
+        if any(one.met_in is not micro for one in self._refusals):
+            self.report()
+        met = Refusal.of(error, self._state.window, micro)
+        self._refusals = [*self._refusals[1 - _MOST_TRIES :], met]
 
     def came_back(self, micro: TapedMicro) -> None:
-        """Forget what an operation raised if the script has an answer of its own, now that there
+        """Forget what operations raised where the script has an answer of its own, now that there
         was a backward; else report it.
         """
-        if self._refusal is not None and self._refusal.is_answered_by(micro):
-            self._refusal = None
+        self._refusals = [one for one in self._refusals if not one.is_answered_by(micro)]
         self.report()
 
     def report(self, *, at_end: bool = False) -> None:
-        """Report what an operation of the loss has raised; ``at_end``: of the script, only if it
-        has done nothing since.
+        """Report what an operation of the loss has raised last; ``at_end``: of the script, only if
+        it has done nothing since.
         """
-        refusal, self._refusal = self._refusal, None
-        if refusal is None or (at_end and not refusal.is_last):
+        refusals, self._refusals = self._refusals, []
+        if not refusals or (at_end and not refusals[-1].is_last):
             return
+        refusal = refusals[-1]
         self._state.met_failure = True
         with self._looking("the exception was not investigated"):
             step = self._steps.step(refusal.window, None, ())

@@ -153,7 +153,8 @@ class Refusals:
         """Forget what operations raised where the script has an answer of its own, now that there
         was a backward; else report it.
         """
-        self._refusals = [one for one in self._refusals if not one.is_answered_by(micro)]
+        if self._refusals:
+            self._refusals = [one for one in self._refusals if not one.is_answered_by(micro)]
         self.report()
 
     def report(self, *, at_end: bool = False) -> None:

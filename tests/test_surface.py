@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "cd733283379a0e42")
+REPORT_FORM = (1, "212b6d614c8a0723")
 
 
 def test_names():

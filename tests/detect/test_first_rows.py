@@ -2,6 +2,8 @@
 that are padded on the left and prompts that are masked are not told.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
@@ -128,6 +130,15 @@ def test_an_end_in_what_is_not_trained_on_and_one_that_is_not_told_from_padding_
     assert counted(batch, view, text).num_ends_ignored == 16
     del batch["attention_mask"]
     assert counted(batch, view, text).num_ends == 0
+
+
+def test_a_tokenizer_that_only_a_collator_has_says_what_padding_is(tmp_path):
+    """Labels of padding are taken out, and so are those of the end, which is the same token."""
+    made = trainer(rows(labels="endless", left=3), tmp_path)
+    tokenizer = SimpleNamespace(bos_token_id=None, eos_token_id=EOS, pad_token_id=EOS)
+    made.data_collator = SimpleNamespace(tokenizer=tokenizer)
+    text = facts_of(HfView(made), made).text
+    assert (text.pad, EOS in text.eos) == (EOS, True)
 
 
 def test_rows_of_a_model_that_pads_with_its_beginning_do_not_begin_twice(tmp_path):

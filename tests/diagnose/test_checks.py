@@ -748,6 +748,23 @@ def test_a_clip_below_0_is_told_at_its_line():
     assert check("NS113", setup(clip=-1.0, sinks=("step",), sink_at=line)).source is None
 
 
+@pytest.mark.parametrize(("name", "is_told"), [("task2", True), ("task1", False)])
+def test_an_adapter_that_is_trained_and_not_active_is_named(name, is_told):
+    path = replace(PATH, num_reached=0, unreached=(f"q.lora_A.{name}.weight",))
+    found = check("NS114", setup(gradient_path=path, adapter=lora(idle=("task2",))))
+    assert ('model.set_adapter("task2")' in found.usual_cure) == is_told
+    assert ("which is not active" in found.cause) == is_told
+
+
+def test_an_advantage_of_the_scripts_own_names_the_line_that_gives_it():
+    line = SourceLine(file="t.py", line=9, function="a", text='out["a"] = r / r.std()')
+    place = localization(event(), "from_batch", culprit="batch[a]", weighs_choices=True)
+    for name, is_told in (("a", True), ("b", False)):
+        objective = ObjectiveFacts(method="grpo", entries_at=(replace(line, function=name),))
+        found = check("NS704", evidence(place, RunFacts(objective=objective)))
+        assert any("t.py:9" in one for one in found.lines) == is_told
+
+
 def test_a_reward_of_a_model_whose_weights_are_bad_names_one():
     judge = {"reward_models": (("judge", "float32"),), "bad_weights": (("judge", "score.weight"),)}
     facts = RunFacts(objective=ObjectiveFacts(method="grpo", **judge))
@@ -1716,6 +1733,16 @@ def test_a_buffer_that_a_step_writes_to_is_no_data():
     found = check("NS506", evidence(place))
     assert "given its values in line 8" in found.lines[0]
     assert found.usual_cure.startswith("Look at what line 8 reads")
+
+
+def test_of_two_buffers_that_are_bad_each_is_said_to_hold_its_own():
+    """A batch with an Inf leaves infinities in the one and NaN in the other."""
+    mean = stats("float32", shape=(16,), posinf=7, neginf=9, name="buffer 1.running_mean")
+    var = stats("float32", shape=(16,), nan=16, name="buffer 1.running_var")
+    read = event("float32", op="aten.native_batch_norm.default", inputs=(mean, var))
+    for culprit, holds in (("1.running_mean", "+Inf x 7, -Inf x 9"), ("1.running_var", "NaN x 16")):
+        found = check("NS506", evidence(localization(read, "from_buffer", culprit=culprit)))
+        assert f"`{culprit}` holds {holds}, " in found.cause
 
 
 def test_a_divisor_that_has_a_name_is_named():

@@ -353,9 +353,36 @@ def test_a_check_of_a_library_that_refuses_finite_numbers(tmp_path, monkeypatch)
     (best, *_) = report.diagnoses
     assert (best.code, best.confidence) == ("NS204", "likely")
     assert best.cause.startswith("Expected parameter concentration")
+    assert (
+        best.source.text
+        == "return torch.distributions.Gamma(shape, rate + 0.1, validate_args=True)"
+    )
     text = "\n".join(cell for block in incident_blocks(report) for cell in block.cells)
     assert "leave out sample 1 of micro-batch 0" in text
     assert "the usual cure, not tried here: Keep it within its bounds" in text
+
+
+@pytest.mark.parametrize(("wrong", "said"), [(-1, "be non-negative"), (4, "be smaller than")])
+def test_a_label_that_one_hot_refuses(wrong, said, tmp_path, monkeypatch):
+    """No operation of torch's has raised it: the line is that of the exception."""
+    with script_of(tmp_path, monkeypatch) as store:
+        torch.manual_seed(0)
+        net = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+        for number in range(FAILING + 1):
+            optimizer.zero_grad()
+            labels = torch.arange(8) % 4
+            labels[3] = wrong if number == FAILING else 0
+            scores = net(torch.randn(8, 4)).log_softmax(-1)
+            (-(nn.functional.one_hot(labels, 4) * scores).sum(-1).mean()).backward()
+            optimizer.step()
+    (report,) = store.reports.values()
+    (best, *_) = report.diagnoses
+    assert best.code == "NS502"
+    assert said in best.cause
+    text = "\n".join(cell for block in incident_blocks(report) for cell in block.cells)
+    assert "nn.functional.one_hot(labels, 4)" in text
+    assert "A class is a number from 0 to one less than `num_classes`" in text
 
 
 def test_a_batch_that_a_script_leaves_out_itself_has_a_cure(tmp_path, monkeypatch):

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from incident_records import report
-from nanstop.records import Atom
+from nanstop.records import Atom, OptimizerFacts, Series, SourceLine
+from nanstop.rewrite.change import change_for
 from nanstop.rewrite.words import said
 
 
@@ -26,3 +27,27 @@ def test_a_guard_is_said_of_the_operation_that_failed(op, words):
     text = said(Atom(remedy="form", target="train.py:5", value="guarded"), given)
     assert words in text
     assert ("divisor" in text) == ("div" in op)
+
+
+@pytest.mark.parametrize(
+    ("rate", "given", "is_schedules"),
+    [(0.655, 1e-3, True), (4e-4, 1e-3, False), (1e-3, 1e-3, False), (1e-3, 0.1, True)],
+)
+def test_a_rate_that_a_schedule_has_raised_is_lowered_where_that_is_made(rate, given, is_schedules):
+    """What `eta_min` above the rate or `max_lr` has made: the optimizer's own does not bound it."""
+    text = "import torch\nopt = torch.optim.SGD(p, lr=1e-3)\nplan = Rising(opt, eta_min=1.0)\n"
+    line = SourceLine(file="t.py", line=3, function="<module>", text="plan = Rising(opt)")
+    optimizer = OptimizerFacts(name="SGD", lr=1e-3, given=given, scheduled=1e-3)
+    failed = report()
+    incident = replace(
+        failed.incident,
+        facts=replace(failed.incident.facts, optimizer=optimizer, schedule_at=line),
+        history=(Series(name="lr", steps=(0, failed.incident.at.step), values=(1e-3, rate)),),
+    )
+    lowered = Atom(remedy="lr", value="0.01")
+    proof = replace(failed.proof, minimal=(lowered,))
+    made = change_for(replace(failed, incident=incident, proof=proof), lambda _: text)
+    assert bool(made.files) != is_schedules
+    if is_schedules:
+        (words,) = made.words
+        assert words.startswith("t.py:3: multiply each rate that this schedule is given by 0.01")

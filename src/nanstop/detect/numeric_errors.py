@@ -20,6 +20,7 @@ _SIGNATURES = (
     "invalid values in its",
     "but found invalid values",
     "should be between 0 and 1",
+    "class values must be",
     "without overflow",
     "expects all elements of std",
     "invalid multinomial distribution",
@@ -36,9 +37,9 @@ def is_numeric(error: BaseException) -> bool:
     Messages are those of torch ("probability tensor contains either `inf`, `nan` or element < 0",
     "index out of range in self", "Attempting to unscale FP16 gradients.", a distribution's "but
     found invalid values", binary cross entropy's "all elements of input should be between 0 and
-    1", "value cannot be converted to type at::Half without overflow", what sampling and linear
-    algebra ask of their operands), of CUDA asserts and of anomaly detection; and autograd's, that a
-    loss leads to nothing that is trained.
+    1", one hot's "Class values must be non-negative.", "value cannot be converted to type at::Half
+    without overflow", what sampling and linear algebra ask of their operands), of CUDA asserts and
+    of anomaly detection; and autograd's, that a loss leads to nothing that is trained.
     """
     if isinstance(error, (FloatingPointError, ZeroDivisionError, OverflowError)):
         return True

@@ -15,6 +15,7 @@ from nanstop.numerics.weights import MAX_LISTED
 from nanstop.records import Phase, Signal, SignalSource, SourceLine, StepId, TensorStats
 from nanstop.replay.conditions import end_checkpoints
 from nanstop.replay.step import ModelView, Step, parameters_of, trainable_of
+from nanstop.tracing.places import Line, raised_line, source_line
 
 _MAX_NAMED = 8
 """Names of one kind that a report lists; the first bad ones say as much as hundreds."""
@@ -102,13 +103,17 @@ def micros_read(step: Step) -> tuple[int, ...]:
     return tuple(micro for micro, loss in enumerate(step.losses) if loss is not None)
 
 
-def alarm_of_exception(view: ModelView, at: StepId, error: BaseException, phase: Phase) -> Alarm:
+def alarm_of_exception(
+    view: ModelView, at: StepId, error: BaseException, phase: Phase, line: Line = None
+) -> Alarm:
     """Return the alarm for an exception with a numeric signature, whose checkpoints are ended: the
-    step will be run again. Synchronises the device.
+    step will be run again. ``line``: that of the script which it went through, where its traceback
+    does not say so. Synchronises the device.
     """
     end_checkpoints(error)
     name, message = type(error).__name__, str(error)[:_MAX_MESSAGE]
-    signal = Signal(source="exception", name=name, message=message, at=at)
+    raised_at = source_line(line or raised_line(error))
+    signal = Signal(source="exception", name=name, message=message, at=at, raised_at=raised_at)
     if "device-side assert" in message or "CUDA error" in message:
         # The CUDA context is gone: asking any tensor anything raises again.
         return Alarm((signal,), phase, error)

@@ -86,8 +86,24 @@ def _run(rules: Iterable[Rule], evidence: Evidence, failures: list[str]) -> list
         if diagnosis is not None:
             page = f"docs/rules/{rule.code}.md"
             usual = diagnosis.usual_cure or ("" if diagnosis.trains_nothing else rule.usual_cure)
-            found.append(replace(diagnosis, page=page, usual_cure=usual))
+            made = replace(diagnosis, page=page, usual_cure=usual)
+            found.append(_placed(made, evidence))
     return found
+
+
+def _placed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
+    """Return the finding of an exception with the line of the script that it went through, where
+    neither the finding nor the operation that failed has one.
+    """
+    located, failed = evidence.localization, evidence.incident
+    line = next((s.raised_at for s in failed.signals if s.raised_at), None) if failed else None
+    if located is None or line is None or diagnosis.source is not None:
+        return diagnosis
+    if located.first_bad is not None and located.first_bad.source is not None:
+        return diagnosis
+    if located.first_bad is None and not diagnosis.where:
+        return diagnosis.at(line)
+    return replace(diagnosis, lines=(*diagnosis.lines, f"raised at {line.short}: `{line.text}`"))
 
 
 _CONFIRMED = {

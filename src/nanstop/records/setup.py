@@ -36,7 +36,9 @@ class QuantizedFacts:
 
 @record
 class AdapterFacts:
-    """What PEFT's config of the active adapter says."""
+    """What PEFT's config of the active adapter says. ``idle``: adapters that are there and take no
+    part in a forward.
+    """
 
     kind: str
     task_type: str | None = None
@@ -44,6 +46,7 @@ class AdapterFacts:
     modules_to_save: tuple[str, ...] = ()
     rank: int | None = None
     alpha: float | None = None
+    idle: tuple[str, ...] = ()
 
 
 @record
@@ -174,7 +177,8 @@ class ObjectiveFacts:
     """``beta``: of DPO the inverse temperature, of GRPO and RLOO the weight of the KL term.
     ``rewards_at``: where the reward functions are defined, by the name that the trainer gives each.
     ``reward_models``: the name and the weights' format of each that is a model. ``bad_weights``: of
-    each whose rewards were no numbers, its name and a weight that is not finite.
+    each whose rewards were no numbers, its name and a weight that is not finite. ``entries_at``:
+    the lines at which the trainer's own class puts an entry into a batch, by the entry's name.
     """
 
     method: str
@@ -183,6 +187,7 @@ class ObjectiveFacts:
     rewards_at: tuple[SourceLine, ...] = ()
     reward_models: tuple[tuple[str, str], ...] = ()
     bad_weights: tuple[tuple[str, str], ...] = ()
+    entries_at: tuple[SourceLine, ...] = ()
 
 
 @record

@@ -312,6 +312,8 @@ class Signal:
     name: str = ""
     message: str = ""
     gradients: GradientTally | None = None
+    raised_at: SourceLine | None = None
+    """The innermost line of the script that an exception went through."""
 
 
 @record

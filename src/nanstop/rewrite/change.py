@@ -13,6 +13,7 @@ from nanstop.rewrite.config_file import with_settings
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.forms.form_code import comes_later, edits_of, ways_at
 from nanstop.rewrite.island import with_islands
+from nanstop.rewrite.rates import is_of_a_schedule
 from nanstop.rewrite.source import Edit, Source, apart, edited, source_of
 from nanstop.rewrite.words import behind_islands, said, untyped
 
@@ -113,6 +114,9 @@ class _Work:
 
     def argument(self, atom: Atom) -> None:
         settings = settings_of(atom, self.facts)
+        if atom.remedy == "lr" and is_of_a_schedule(self.report):
+            self.words.append(said(atom, self.report))
+            return
         if self._in_config(settings):
             return
         done = False

@@ -6,7 +6,7 @@ import ast
 import math
 from collections.abc import Callable
 
-from nanstop.records import OptimizerFacts
+from nanstop.records import OptimizerFacts, Report
 from nanstop.rewrite.source import Edit, Source
 
 KEY = "lr"
@@ -30,6 +30,23 @@ def is_set_since(optimizer: OptimizerFacts | None) -> bool:
     if optimizer is None or optimizer.scheduled or not (optimizer.lr and optimizer.given):
         return False
     return not math.isclose(optimizer.lr, optimizer.given, rel_tol=1e-6)
+
+
+def is_of_a_schedule(report: Report) -> bool:
+    """Return whether the rate of the update that failed is a schedule's own: higher than the one
+    that it counts from, or all groups have another than the optimizer was made with. What the
+    optimizer is given is then not what it comes to.
+    """
+    optimizer, at = report.incident.facts.optimizer, report.incident.at.step
+    if optimizer is None or not optimizer.scheduled:
+        return False
+    known = [one for one in report.incident.history if one.name == KEY]
+    pairs = (pair for one in known for pair in zip(one.steps, one.values, strict=False))
+    rate = next(iter([value for step, value in pairs if step <= at][-1:]), 0.0)
+    if rate > optimizer.scheduled * (1 + 1e-6):
+        return True
+    is_one = optimizer.highest is None and bool(optimizer.given)
+    return is_one and not math.isclose(optimizer.given or 0.0, optimizer.scheduled, rel_tol=1e-6)
 
 
 def set_anew(source: Source, changed: Callable[[ast.expr], str]) -> list[Edit] | None:

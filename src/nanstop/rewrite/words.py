@@ -11,6 +11,7 @@ from nanstop.records.remedies import sample_of
 from nanstop.rewrite.arguments import Settings, comes_back, literal
 from nanstop.rewrite.forms.form_code import finite_call
 from nanstop.rewrite.island import island_lines
+from nanstop.rewrite.rates import is_of_a_schedule
 
 _STABLE: Mapping[str, str] = {
     "log": "compute this logarithm from what is before the exp, softmax or sigmoid: "
@@ -100,12 +101,12 @@ def said(
             f"{atom.target}: call `.float()` on what it reads, and compute it under "
             f'`torch.autocast("{device}", enabled=False)` where autocast is on'
         )
-    if atom.remedy in NUMBERED:
-        return _number(atom)
-    if atom.remedy in FORMS:
-        return _form(atom, report)
+    if atom.remedy in NUMBERED or atom.remedy in FORMS:
+        return _number(atom) if atom.remedy in NUMBERED else _form(atom, report)
     if settings:
         return _settings(settings, report)
+    if atom.remedy == "lr" and is_of_a_schedule(report):
+        return _of_schedule(atom, report)
     restored = comes_back(report.incident.facts) and atom.remedy == "optimizer_swap"
     other = "without_its_state" if restored else atom.remedy
     return _OTHERS.get(other, "`{atom}`: no change of the code is known").format(
@@ -171,6 +172,15 @@ def _multiplies_matrices(line: str) -> bool:
     named = (func.attr for func in called if isinstance(func, ast.Attribute))
     return any(isinstance(node, ast.MatMult) for node in nodes) or any(
         name in _PRODUCTS for name in named
+    )
+
+
+def _of_schedule(atom: Atom, report: Report) -> str:
+    made = report.incident.facts.schedule_at
+    where = made.short if made is not None else "where the schedule is made"
+    return (
+        f"{where}: multiply each rate that this schedule is given by {atom.value}: the optimizer's "
+        "own is not what the rate comes to"
     )
 
 

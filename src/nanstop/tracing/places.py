@@ -271,6 +271,16 @@ def variables() -> list[Any]:
     return held
 
 
+def raised_line(error: BaseException) -> Line:
+    """Return code and line of the innermost frame of the script that an exception went through."""
+    found, traceback = None, error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        found = found if is_library(code.co_filename) else (code, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return found
+
+
 def user_frame() -> FrameType | None:
     """Return the innermost frame that belongs to the script."""
     frame: FrameType | None = sys._getframe(1)

@@ -12,7 +12,12 @@ import torch
 import hf_cases as cases
 import nanstop
 import tiny
-from nanstop.hosts.trainer.objective import bad_weights_of_rewards, reward_models, rewards_at
+from nanstop.hosts.trainer.objective import (
+    bad_weights_of_rewards,
+    entries_at,
+    reward_models,
+    rewards_at,
+)
 from versions import needs
 
 _watch = nanstop.watch
@@ -113,6 +118,26 @@ def test_rewards_that_differ_are_no_failure_where_the_loss_is_zero(tmp_path):
     assert all(abs(log["loss"]) < 1e-5 for log in trainer.state.log_history if "loss" in log)
     assert set(codes(watch)) <= {"NS802"}
     assert not watch.incidents
+
+
+class Scoring:
+    kind = "of a script"
+
+    def prepare(self, out, rewards):
+        out["advantages"] = rewards - rewards.mean()
+        out["seen"] = rewards
+        return out
+
+    def again(self, out):
+        out["seen"] = out["advantages"]
+
+
+def test_where_a_trainer_of_the_script_puts_entries():
+    """Of two lines that give one name it is not known which has."""
+    (found,) = entries_at(Scoring())
+    assert found.function == "advantages"
+    assert found.text == 'out["advantages"] = rewards - rewards.mean()'
+    assert entries_at(torch.nn.Linear(1, 1)) == ()
 
 
 def test_where_rewards_are_defined():

@@ -1,5 +1,5 @@
-"""What is said of tensors whose gradients are zeros because of one operation before them, and of a
-loss that autograd refuses.
+"""What is said of a run without any gradient, of tensors whose gradients are zeros because of one
+operation before them, and of a loss that autograd refuses.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nanstop.diagnose.evidence.rule import Reason
-from nanstop.records import Diagnosis, GradientPath, Incident, RunFacts
+from nanstop.records import AdapterFacts, Diagnosis, GradientPath, Incident, RunFacts
 from nanstop.wording import counted, listed
 
 _OFF = "gradients are switched off where `backward` is called"
@@ -40,6 +40,32 @@ def part_behind(path: GradientPath) -> Reason | None:
         advice = "pass the gradient by: x + (torch.round(x) - x).detach()"
     told = f"{path.flat_at}  {advice}".strip()
     return Reason("likely", title, cause, told, trains_nothing=is_all)
+
+
+def none_arrives(path: GradientPath, adapter: AdapterFacts | None) -> Reason | None:
+    """Return that one backward gave no gradient to anything, None where it gave some."""
+    if path.num_reached != 0:
+        return None
+    cause = f"after one backward none of {counted(path.num_tensors, 'trainable tensor')} has one"
+    if path.unreached:
+        cause += f": {listed(path.unreached, of=path.num_tensors)}"
+    title, advice = "no gradient arrives", "look for detach, item or no_grad before the loss"
+    if path.reached_until is not None:
+        title = "gradients do not arrive any more"
+        cause += f"; the last update that had some was {path.reached_until}"
+        advice += ", or for adapters that were merged or switched off"
+    idle = _idle(path.unreached, adapter)
+    if idle:
+        cause += f"; they are of the adapter `{idle}`, which is not active"
+        advice = f'make it active before the loss is computed: model.set_adapter("{idle}")'
+    return Reason("certain", title, cause, advice, trains_nothing=True)
+
+
+def _idle(unreached: tuple[str, ...], adapter: AdapterFacts | None) -> str:
+    """Return the adapter that all of these tensors are of and that takes no part, else ""."""
+    parts = [set(name.split(".")) for name in unreached]
+    idle = adapter.idle if adapter is not None and parts else ()
+    return next((name for name in idle if all(name in one for one in parts)), "")
 
 
 def units_copied(path: GradientPath) -> Reason | None:

@@ -40,6 +40,7 @@ from nanstop.records.facts import HOOKED
 from nanstop.replay.conditions import eager
 from nanstop.replay.step import ModelView, parameters_of
 from nanstop.session.watched_run import OpenSession, WatchedRun
+from nanstop.tracing.places import Line
 
 
 class LoopController:
@@ -166,9 +167,11 @@ class LoopController:
         if self.session is not None:
             self.session.learned(**facts)
 
-    def raised(self, step: LoopStep, error: Exception, phase: Phase | None = None) -> None:
-        """Report an exception that says that a number was bad; ``phase``: what was under way, by
-        default as the exception says it.
+    def raised(
+        self, step: LoopStep, error: Exception, phase: Phase | None = None, line: Line = None
+    ) -> None:
+        """Report an exception that says that a number was bad; ``phase``: what was under way, and
+        ``line`` where in the script, by default as the exception says it.
 
         The caller raises it again unchanged.
         """
@@ -178,7 +181,7 @@ class LoopController:
         if path is not None and path.is_off != is_off:
             self.learned(gradient_path=replace(path, is_off=is_off))
         at = self.step_id(len(step.micros) - 1)
-        found = alarm_of_exception(step.view, at, error, phase or phase_of(error))
+        found = alarm_of_exception(step.view, at, error, phase or phase_of(error), line)
         self.ends.ask(step, replace(found, no_redo=RAISED, is_past=True))
 
     def given_up(self, step: LoopStep, why: str = GIVEN_UP) -> None:

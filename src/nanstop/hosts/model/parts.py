@@ -72,7 +72,16 @@ def adapter_of(root: nn.Module) -> AdapterFacts | None:
         modules_to_save=_names(getattr(config, "modules_to_save", None)),
         rank=rank if isinstance(rank, int) else None,
         alpha=float(alpha) if isinstance(alpha, (int, float)) else None,
+        idle=_idle(root, configs),
     )
+
+
+def _idle(root: nn.Module, configs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the adapters that are not active; none where it is not known which are."""
+    active = getattr(root, "active_adapters", None)
+    if not isinstance(active, list) or not active:
+        return ()
+    return tuple(name for name in configs if name not in active)
 
 
 def head_of(view: ModelView, model: nn.Module, task: str | None, *, pads: bool) -> HeadFacts | None:

@@ -28,13 +28,15 @@ from nanstop.own_code import is_library
 from nanstop.ranks import num_launched
 from nanstop.records import Phase
 from nanstop.tracebacks import passes_through, raised_in
-from nanstop.tracing.places import Line
+from nanstop.tracing.places import Line, user_line
 
 __tracebackhide__ = passes_through
 
 Looking = Callable[[str], AbstractContextManager[None]]
 _MOST_STEPS = 16
 """Of autograd, that a number may be made in that a script puts in the place of a loss."""
+_MOST_TRIES = 8
+"""Exceptions of one micro-batch that are kept, the last ones."""
 _MOST_IN_VAIN = 8
 """Questions that turned out to be of ordinary numbers, after which no more is run again."""
 
@@ -48,7 +50,8 @@ class Refusal:
     diagonal and is tried again. Then the loss is made of what was there before, and nothing has
     failed.
 
-    ``error``: a copy without the traceback, which would hold the variables of the step.
+    ``error``: a copy without the traceback, which would hold the variables of the step. ``line``:
+    that of the script which it goes through.
     """
 
     error: Exception
@@ -56,6 +59,7 @@ class Refusal:
     window: ScriptWindow
     until: TapedMicro
     met_in: TapedMicro
+    line: Line
 
     @classmethod
     def of(cls, error: Exception, window: ScriptWindow, micro: TapedMicro) -> Refusal:
@@ -66,7 +70,7 @@ class Refusal:
             copied = RuntimeError(str(error))
         until = micro.until_now()
         window = replace(window, micros=[*window.micros, until])
-        return cls(copied, phase_of(error), window, until, micro)
+        return cls(copied, phase_of(error), window, until, micro, user_line())
 
     @property
     def is_last(self) -> bool:
@@ -91,7 +95,8 @@ class Refusals:
         self._steps = steps
         self._controller = controller
         self._looking = looking
-        self._refusal: Refusal | None = None
+        self._refusals: list[Refusal] = []
+        """Of the open micro-batch: a script may try several times, and go on at last."""
         self._left_call = 0
         """The identity of the exception that has left a call of a model last."""
         state.on_error = self.in_loss
@@ -139,28 +144,31 @@ class Refusals:
         micro = self._state.micro
         if micro is None or not self._state.idle or not is_numeric(error):
             return
-        self.report()
-        self._refusal = Refusal.of(error, self._state.window, micro)
+        if any(one.met_in is not micro for one in self._refusals):
+            self.report()
+        met = Refusal.of(error, self._state.window, micro)
+        self._refusals = [*self._refusals[1 - _MOST_TRIES :], met]
 
     def came_back(self, micro: TapedMicro) -> None:
-        """Forget what an operation raised if the script has an answer of its own, now that there
+        """Forget what operations raised where the script has an answer of its own, now that there
         was a backward; else report it.
         """
-        if self._refusal is not None and self._refusal.is_answered_by(micro):
-            self._refusal = None
+        if self._refusals:
+            self._refusals = [one for one in self._refusals if not one.is_answered_by(micro)]
         self.report()
 
     def report(self, *, at_end: bool = False) -> None:
-        """Report what an operation of the loss has raised; ``at_end``: of the script, only if it
-        has done nothing since.
+        """Report what an operation of the loss has raised last; ``at_end``: of the script, only if
+        it has done nothing since.
         """
-        refusal, self._refusal = self._refusal, None
-        if refusal is None or (at_end and not refusal.is_last):
+        refusals, self._refusals = self._refusals, []
+        if not refusals or (at_end and not refusals[-1].is_last):
             return
+        refusal = refusals[-1]
         self._state.met_failure = True
         with self._looking("the exception was not investigated"):
             step = self._steps.step(refusal.window, None, ())
-            self._controller.raised(step, refusal.error, refusal.phase)
+            self._controller.raised(step, refusal.error, refusal.phase, refusal.line)
 
     def died(self, error: Exception) -> None:
         """Report what the script ends with: what an operation of the loss has raised, or Python

@@ -124,10 +124,10 @@ class Tape(PassingMode):
         try:
             result = func(*args, **kwargs)
         except Exception as error:
-            if not call.outer:
-                self.on_error(error)
-            elif is_early and is_numeric(error):
+            if is_early and is_numeric(error):
                 self.refused = call
+            elif not call.outer or is_numeric(error):
+                self.on_error(error)
             else:
                 self.calls.pop()
             raise

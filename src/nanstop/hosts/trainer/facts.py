@@ -14,7 +14,7 @@ from nanstop.hosts import compat
 from nanstop.hosts.model.structure import structure
 from nanstop.hosts.model.updates import resumed_from
 from nanstop.hosts.sharded.models import can_agree
-from nanstop.hosts.trainer.objective import reward_models, rewards_at
+from nanstop.hosts.trainer.objective import entries_at, reward_models, rewards_at
 from nanstop.hosts.trainer.options import (
     group_size,
     objective_of,
@@ -89,7 +89,8 @@ def _divided(trainer: Any, sums: AccumulationFacts | None) -> AccumulationFacts 
 def _objective(trainer: Any) -> ObjectiveFacts | None:
     found = objective_of(trainer.args)
     models = reward_models(trainer)
-    return found and replace(found, rewards_at=rewards_at(trainer), reward_models=models)
+    lines = {"rewards_at": rewards_at(trainer), "entries_at": entries_at(trainer)}
+    return found and replace(found, **lines, reward_models=models)
 
 
 def _autocast(trainer: Any) -> str | None:
@@ -111,9 +112,14 @@ def _loss(args: Any, model: nn.Module) -> str | None:
 
 
 def _tokenizer(trainer: Any) -> Any:
-    """Return the tokenizer, also where a processor holds it; None for a trainer without one."""
+    """Return the tokenizer, also where a processor holds it, or only what collates the rows; None
+    for a trainer without one.
+    """
     processor = getattr(trainer, "processing_class", None)
-    return getattr(processor, "tokenizer", processor)
+    held = getattr(processor, "tokenizer", processor)
+    if held is not None:
+        return held
+    return getattr(getattr(trainer, "data_collator", None), "tokenizer", None)
 
 
 def _vocab(tokenizer: Any) -> int | None:

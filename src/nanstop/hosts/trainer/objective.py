@@ -31,10 +31,11 @@ from nanstop.diagnose.evidence.objective import (
 from nanstop.hosts.trainer.options import group_size
 from nanstop.hosts.trainer.steps.made_within import GeneratedError
 from nanstop.numerics.tensors import format_name, nonfinite
-from nanstop.own_code import is_of_library
+from nanstop.own_code import is_class_of_library, is_of_library
 from nanstop.records import Signal, SourceLine, StepId
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import source_line
+from nanstop.tracing.source.assignments import entries_put
 
 if TYPE_CHECKING:
     from nanstop.hosts.patching import Patches
@@ -208,6 +209,20 @@ def rewards_at(trainer: Any) -> tuple[SourceLine, ...]:
     named = ((_code(one), name) for one, name in _named_rewards(trainer))
     found = [(source_line((c, c.co_firstlineno)), name) for c, name in named if c is not None]
     return tuple(replace(line, function=str(name)) for line, name in found if line and line.text)
+
+
+def entries_at(trainer: Any) -> tuple[SourceLine, ...]:
+    """Return the lines at which classes of the script, that a trainer is of, put an entry into a
+    batch, each under the entry's name; none of a name for which there are several. Reads sources.
+    """
+    own = (kind for kind in type(trainer).__mro__ if not is_class_of_library(kind))
+    made = (getattr(one, "__code__", None) for kind in own for one in vars(kind).values())
+    found: dict[str, list[SourceLine]] = {}
+    for code in (one for one in made if isinstance(one, CodeType)):
+        for name, number in entries_put(code):
+            line = source_line((code, number))
+            found.setdefault(name, []).extend([replace(line, function=name)] if line else [])
+    return tuple(lines[0] for lines in found.values() if len(lines) == 1)
 
 
 def reward_models(trainer: Any) -> tuple[tuple[str, str], ...]:

@@ -10,6 +10,7 @@ import linecache
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
+from types import CodeType
 
 from nanstop.frozen import frozen
 from nanstop.numerics.tensors import is_in_place
@@ -220,6 +221,24 @@ def _given(source: str) -> frozenset[str]:
     nodes = ast.walk(tree) if (tree := _parsed(source)) is not None else ()
     attributes = (one for one in nodes if isinstance(one, ast.Attribute))
     return frozenset(one.attr for one in attributes if isinstance(one.ctx, ast.Store))
+
+
+def entries_put(code: CodeType) -> list[tuple[str, int]]:
+    """Return the names under which a function puts entries, as `out["name"] = value` does, each
+    with its line.
+    """
+    tree = tree_of(code.co_filename)
+    last = max((n for _, _, n in code.co_lines() if n), default=0)
+    nodes = ast.walk(tree) if tree is not None else ()
+    return [
+        (node.slice.value, node.lineno)
+        for node in nodes
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.slice, ast.Constant)
+        and isinstance(node.slice.value, str)
+        and code.co_firstlineno <= node.lineno <= last
+    ]
 
 
 def tree_of(file: str) -> ast.AST | None:

@@ -79,9 +79,11 @@ from nanstop.wording import number
 LABELS = 1
 """The axis of classes."""
 _MESSAGE = re.compile(
-    r"index out of range|out of bounds|device-side assert|indexSelectLargeIndex|Target -?\d+ is",
+    r"index out of range|out of bounds|device-side assert|indexSelectLargeIndex|Target -?\d+ is|"
+    r"class values must be",
     re.IGNORECASE,
 )
+_OF_ONE_HOT = re.compile(r"class values must be", re.IGNORECASE)
 _NUMBER = re.compile(r"(?:index|Target) (-?\d+) is", re.IGNORECASE)
 _AXIS = re.compile(r"out of bounds for dimension (\d+) with size")
 _OF_IGNORED = (
@@ -91,6 +93,11 @@ _OF_IGNORED = (
 _OF_LABELS = (
     f"Mark labels that are to be left out with {IGNORED_LABEL}, count the others from 0, and give "
     "the head as many classes as there are (`num_labels`)."
+)
+_OF_CLASSES = (
+    "A class is a number from 0 to one less than `num_classes`: look up `labels.clamp(min=0)` "
+    "where labels below 0 mark what is left out, and leave those places out by a mask; count the "
+    "others from 0."
 )
 _OF_OTHERS = (
     "This is no table of tokens: give it only ids that it has a row for, or none, or load the "
@@ -146,11 +153,12 @@ def check(evidence: Evidence) -> Diagnosis | None:
     raised = _message(evidence)
     if (not wrong and not raised) or _raised_elsewhere(evidence) or _born_elsewhere(evidence):
         return None
+    is_said = bool(wrong or _OF_ONE_HOT.search(raised))
     return Diagnosis(
         code="NS502",
         title="id out of range" + (f": {wrong[0]}" if wrong else ""),
         cause=raised or "an id of the batch has no row in the table",
-        confidence="certain" if asked else ("likely" if wrong else "possible"),
+        confidence="certain" if asked else ("likely" if is_said else "possible"),
         confirmed=asked,
         lines=(*wrong[1:], *_too_small(failing_batch(evidence), facts)),
         remedies=without_rows(evidence),
@@ -180,7 +188,7 @@ def _usual_cure(evidence: Evidence, wanted: float | None) -> str:
     """
     event, tokens = raised_op(evidence), standing(evidence).table_rows
     if wanted is None or event is None:
-        return ""
+        return _OF_CLASSES if _OF_ONE_HOT.search(raised_message(evidence)) else ""
     if wanted == IGNORED_LABEL:
         return _OF_IGNORED
     if ROWS_AT.get(event.name) == LABELS:

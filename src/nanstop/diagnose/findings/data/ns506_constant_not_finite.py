@@ -213,8 +213,10 @@ def _carried(found: Localization, name: str, held: str) -> Diagnosis:
 
 
 def _operand(found: Localization) -> TensorStats | None:
-    event = found.first_bad
-    return next((read for read in event.inputs if not read.finite), None) if event else None
+    """Return what the first bad op reads of the culprit, else of all that is bad the first."""
+    bad = [one for one in found.first_bad.inputs if not one.finite] if found.first_bad else []
+    own = (one for one in bad if (one.name or "").removeprefix("buffer ") == found.culprit)
+    return next(own, next(iter(bad), None))
 
 
 RULE = Rule(

@@ -94,7 +94,14 @@ def _derived(evidence: Evidence) -> tuple[str, ...]:
     """Return where a weight of the batch was made, as far as that is known."""
     incident = evidence.incident
     unmade = incident.rows.unmade_at if incident is not None and incident.rows else None
-    return (f"made so at {unmade.short}: `{unmade.text}`",) if unmade is not None else (_DERIVED,)
+    if unmade is not None:
+        return (f"made so at {unmade.short}: `{unmade.text}`",)
+    objective, found = standing(evidence).objective, evidence.localization
+    lines = objective.entries_at if objective is not None else ()
+    names = {f"batch[{one.function}]": one for one in lines}
+    put = names.get(found.culprit or "") if found is not None else None
+    given = (f"given its values at {put.short}: `{put.text}`",) if put is not None else ()
+    return (*given, _DERIVED)
 
 
 def _with_line(found: Diagnosis, evidence: Evidence) -> Diagnosis:

@@ -77,7 +77,7 @@ from collections.abc import Sequence
 
 from nanstop.diagnose.evidence.accounts import has_signal, repeated
 from nanstop.diagnose.evidence.candidates import half_trainables
-from nanstop.diagnose.evidence.no_gradient import part_behind, refused, units_copied
+from nanstop.diagnose.evidence.no_gradient import none_arrives, part_behind, refused, units_copied
 from nanstop.diagnose.evidence.reading import has_masters, sighting, standing
 from nanstop.diagnose.evidence.rule import Reason, Rule
 from nanstop.records import (
@@ -283,7 +283,7 @@ def _cut_off(facts: RunFacts) -> Reason | None:
     if path is None or not (path.num_trainable or path.cut):
         return None
     return (
-        _none_arrives(path)
+        none_arrives(path, facts.adapter)
         or _part_cut_off(path)
         or part_behind(path)
         or _part_replaced(facts, path)
@@ -292,20 +292,6 @@ def _cut_off(facts: RunFacts) -> Reason | None:
         or _few_arrive(path)
         or _none_enters(path)
     )
-
-
-def _none_arrives(path: GradientPath) -> Reason | None:
-    if path.num_reached != 0:
-        return None
-    cause = f"after one backward none of {counted(path.num_tensors, 'trainable tensor')} has one"
-    if path.unreached:
-        cause += f": {listed(path.unreached, of=path.num_tensors)}"
-    title, advice = "no gradient arrives", "look for detach, item or no_grad before the loss"
-    if path.reached_until is not None:
-        title = "gradients do not arrive any more"
-        cause += f"; the last update that had some was {path.reached_until}"
-        advice += ", or for adapters that were merged or switched off"
-    return Reason("certain", title, cause, advice, trains_nothing=True)
 
 
 def _part_cut_off(path: GradientPath) -> Reason | None:

@@ -85,7 +85,7 @@ class FailureOrigin:
         return spots if born in spots else {}
 
     def outside(self) -> dict[int, Spot]:
-        """Return the op that is blamed for what it read, for ``Patch``, if others gave birth too."""
+        """Return the op blamed for what it read, for ``Patch``, if others gave birth, too."""
         born = self._first_born()
         reader, _ = (born is not None and self._first_external(born)) or (-1, None)
         one = self._details.get(reader)

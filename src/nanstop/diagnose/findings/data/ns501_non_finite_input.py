@@ -37,7 +37,6 @@ no difference. No change of precision, learning rate or clipping helps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from nanstop.diagnose.evidence.candidates import (
@@ -86,7 +85,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _confidence(evidence: Evidence, bad: Sequence[BatchFact]) -> Confidence:
+def _confidence(evidence: Evidence, bad: list[BatchFact]) -> Confidence:
     """Return how certain it is that the failure comes of the batch: an op that gave birth to it
     speaks against that.
     """

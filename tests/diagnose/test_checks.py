@@ -390,7 +390,7 @@ FIRES = [
     ("NS501", evidence(localization(event(), "from_batch", culprit="batch[pixels]")), "certain"),
     ("NS501", evidence(localization(HIDING, "from_batch", culprit="batch[allowed]")), "likely"),
     ("NS506", evidence(localization(event(), "from_constant", culprit="weights", made_before=True)), "certain"),
-    ("NS501", evidence(localization(event()), batch=[batch_fact("p", "float32", num_bad=1)]), "likely"),
+    ("NS501", evidence(localization(event()), batch=[batch_fact("p", "float32", num_bad=1)]), "possible"),
     ("NS502", evidence(facts=RunFacts(table_rows=64), batch=[batch_fact(maximum=64.0)]), "likely"),
     ("NS502", evidence(batch=[batch_fact("labels", minimum=-1.0)]), "likely"),
     ("NS502", evidence(signals=(Signal(source="exception", message="index out of range in self"),)), "possible"),

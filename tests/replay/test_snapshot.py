@@ -335,9 +335,25 @@ class TestBuffers:
         first = notes.note()
         model.moving.add_(1)
         second = notes.note()
-        assert [a is b for a, b in zip(first, second, strict=True)] == [True, False]
+        pairs = zip(first.buffers, second.buffers, strict=True)
+        assert [a is b for a, b in pairs] == [True, False]
         notes.restore(first)
         assert torch.equal(model.moving, torch.zeros(4))
+
+    def test_what_a_parameter_carries_is_put_back(self):
+        model = torch.nn.Linear(2, 2)
+        model.weight.of_samples, model.weight.num_calls = [], 0
+        notes = BufferNotes(model)
+        first = notes.note()
+        model.weight.of_samples.append(torch.ones(3))
+        model.weight.num_calls, model.weight.left = 1, "left"
+        with notes.kept(first):
+            notes.restore(first)
+            assert vars(model.weight) == {"of_samples": [], "num_calls": 0}
+        assert (len(model.weight.of_samples), model.weight.left) == (1, "left")
+        with notes.rewritten(first):
+            notes.restore(first)
+        assert (len(model.weight.of_samples), model.weight.num_calls) == (1, 1)
 
     def test_a_buffer_that_was_replaced_is_the_old_object_again(self):
         model = torch.nn.BatchNorm1d(4)

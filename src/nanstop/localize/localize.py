@@ -246,7 +246,7 @@ def _confirmed(scene: Scene, origin: FailureOrigin) -> tuple[FailureOrigin, bool
     that is called twice is one place; the first call is the cause if the second alone is not.
     """
     first = origin
-    mended: dict[int, Spot] = {}
+    mended, origin = _past_overwritten(scene, origin)
     for _ in range(_MAX_DECOYS):
         suspects = origin.suspects()
         if not suspects or not first.reaches:
@@ -260,6 +260,23 @@ def _confirmed(scene: Scene, origin: FailureOrigin) -> tuple[FailureOrigin, bool
         earliest = next(iter(suspects))
         mended, origin = mended | {earliest: suspects[earliest]}, other.but(reaches=first.reaches)
     return origin, True
+
+
+def _past_overwritten(scene: Scene, origin: FailureOrigin) -> tuple[dict[int, Spot], FailureOrigin]:
+    """Return what is put right, and the origin that is left then, where a tensor that was bad
+    before any op explains nothing: with finite numbers read in its place the same ops give birth.
+    It is memory that the step writes over, of which a part was seen.
+    """
+    outside = origin.outside()
+    if not outside:
+        return {}, origin
+    try:
+        rest = _explained(scene, scene.recorded(Patch(outside)), outside)
+    except ShortOfMemoryError:
+        return {}, origin
+    if rest is None or not rest.is_born_as(origin):
+        return {}, origin
+    return outside, rest.but(reaches=origin.reaches)
 
 
 def _tried(

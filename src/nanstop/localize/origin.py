@@ -86,6 +86,18 @@ class FailureOrigin:
         spots = {i: Spot(one.op, one.bad, one.read) for i, one in compress(seen, is_bad)}
         return spots if born in spots else {}
 
+    def outside(self) -> dict[int, Spot]:
+        """Return the op blamed for what it read, for ``Patch``, if others gave birth, too."""
+        born = self._first_born()
+        reader, _ = (born is not None and self._first_external(born)) or (-1, None)
+        one = self._details.get(reader)
+        is_bad = one is not None and any(mask is not None for mask in one.bad)
+        return {reader: Spot(one.op, one.bad, one.read)} if one is not None and is_bad else {}
+
+    def is_born_as(self, other: FailureOrigin) -> bool:
+        """Return whether what failed was born as in another run, and nothing was bad before."""
+        return self._births.alone_are(other._births)
+
     def localization(self) -> Localization | None:
         """Return the localization: an op that gave birth, else a tensor that was bad before,
         else what was absorbed.

@@ -84,6 +84,11 @@ class Births:
     external: tuple[tuple[int, Value], ...]
     path: tuple[int, ...] = ()
 
+    def alone_are(self, others: Births) -> bool:
+        """Return whether the same ops are all that bad values come of here."""
+        same = (self.nan, self.inf) == (others.nan, others.inf) != ((), ())
+        return same and not self.external
+
 
 def trace_back(trace: Trace, sinks: Iterable[Value]) -> Births:
     """Return the births of the bad values that the sinks hold.

@@ -67,6 +67,32 @@ for step in range(4):
 """
 
 
+OF_A_COPY = """
+import copy
+
+def updated(fast, rate, gradients):
+    for part in fast.modules():
+        for name, p in part._parameters.items():
+            part._parameters[name] = p - rate * next(gradients)
+
+fast = copy.deepcopy(net)
+for step in range(4):
+    optimizer.zero_grad()
+    x, y = torch.randn(6, 3), torch.randn(6, 1)
+    for part, source in zip(fast.modules(), net.modules()):
+        part._parameters.update({name: p.clone() for name, p in source._parameters.items()})
+    for _ in range(2):
+        inner = F.mse_loss(fast(x), y)
+        grads = torch.autograd.grad(inner, tuple(fast.parameters()), create_graph=True)
+        updated(fast, 1e30 if step == BAD else 0.1, iter(grads))
+    F.mse_loss(fast(x), y).backward()
+    optimizer.step()
+"""
+"""What libraries of meta-learning do: a module whose weights are results of those that are
+trained.
+"""
+
+
 class Replaying(ScriptedSession):
     """Runs every healthy window again and notes whether loss and gradients come out as they
     were.
@@ -111,6 +137,23 @@ def test_a_failure_of_given_weights_comes_back_and_is_found(script):
     (found,) = session.found
     assert found.fidelity == "bitwise"
     assert "functional_call(net, params" in found.line or "rate * g" in found.line
+
+
+def test_a_module_of_computed_weights_is_a_function_of_those_that_are_trained(script):
+    plain, session = script(OF_A_COPY), Replaying()
+    watched = script(OF_A_COPY, session)
+    assert session.learnt == [True] * 4
+    assert same(weights(watched), weights(plain))
+
+
+def test_a_failure_of_computed_weights_comes_back_and_is_found(script):
+    session, names = ReplayingSession(), []
+    session.before_update = lambda step: names.extend(parameters_of(step.view))
+    script(OF_A_COPY, session, BAD=2)
+    assert names[:4] == ["net_0_weight", "net_0_bias", "net_2_weight", "net_2_bias"]
+    (found,) = session.found
+    assert (found.fidelity, session.steps) == ("same_failure", [2])
+    assert found.line in ("F.mse_loss(fast(x), y).backward()", "inner = F.mse_loss(fast(x), y)")
 
 
 def test_given_weights_are_no_part_of_the_batch(script):

@@ -92,3 +92,32 @@ def test_healthy_run_is_the_plain_one(tmp_path, source, names):
     seen, said = watched(tmp_path, source, Policy())
     assert same(weights(plain, *names), weights(seen, *names))
     assert [one for one in said if hasattr(one, "incident")] == []
+
+
+FILLED = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+for step in range(3):
+    optimizer.zero_grad()
+    path = torch.full((3, 2, 4), float("nan"))
+    y = path[0] = torch.randn(2, 4)
+    for at in (1, 2):
+        y = y + net(y)
+        if (step, at) == (BAD, 2):
+            y = y * 1e30 * 1e30
+        path[at] = y
+    path.abs().mean().backward()
+    optimizer.step()
+"""
+"""What a solver of an equation does: its states are written into memory that it has taken."""
+
+
+def test_what_the_step_writes_over_is_not_what_failed(tmp_path):
+    _, said = watched(tmp_path, FILLED.replace("BAD", "1"), Policy(on_failure="skip"))
+    (report,) = [one for one in said if hasattr(one, "incident")]
+    assert report.localization.first_bad.source.text == "y = y * 1e30 * 1e30"
+    assert report.diagnoses[0].code == "NS201"

@@ -539,3 +539,27 @@ def test_what_a_call_was_given_that_was_not_kept_is_let_go():
 def test_a_power_calls_nothing_of_the_script(net, loss_of):
     """Torch wraps what C has made of it, as a transform does a function of the script's own."""
     assert not taped(net, torch.randn(3, 4), loss_of).calls_script
+
+
+class CountedCalls(list):
+    """Counts how often somebody goes through all of them."""
+
+    num_walks = 0
+
+    def __iter__(self):
+        self.num_walks += 1
+        return super().__iter__()
+
+
+def test_a_long_tape_is_not_gone_through_for_each_tensor_with_a_graph(net):
+    others = [torch.ones(3, requires_grad=True) * 2 for _ in range(40)]
+    for called in (False, True):
+        tape = Tape("cpu", lambda _: None, left=LeftBehind(num_searches=8))
+        if called:
+            tape.call(net, (torch.randn(2, 4),), {}, rng=note_rng())
+        tape.calls = CountedCalls(tape.calls)
+        assert tape.start()
+        for other in others:
+            other.sum()
+        tape.stop()
+        assert tape.calls.num_walks <= 8

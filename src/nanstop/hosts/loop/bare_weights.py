@@ -29,7 +29,7 @@ def one_root(roots: Sequence[nn.Module], parameters: Sequence[Tensor]) -> nn.Mod
         name = type(root).__name__
         taken = sum(key.startswith(name) for key in holder._modules)
         holder._modules[f"{name}{taken or ''}"] = root
-    called = variable_names() if parameters else {}
+    called = variable_names(of_weights=True) if parameters else {}
     for place, parameter in enumerate(parameters):
         name = called.get(id(parameter), "").replace(".", "_")
         free = name and name not in holder._parameters

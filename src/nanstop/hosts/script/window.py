@@ -317,8 +317,11 @@ def inner_module(module: nn.Module) -> nn.Module:
 
 
 def is_trainable(module: nn.Module) -> bool:
+    """Return whether a module has weights to train. One that a script has given what it computed
+    of other weights in their place has none: it is a function of those.
+    """
     with by_torch_alone():
-        return any(p.requires_grad for p in module.parameters())
+        return any(p.requires_grad and p.is_leaf for p in module.parameters())
 
 
 def has_parameters(module: nn.Module) -> bool:

@@ -37,6 +37,9 @@ class Recorded(Protocol):
     count: int
     problem: str
 
+    @property
+    def has_model(self) -> bool: ...
+
     def slot(self, tensor: Any) -> int | None: ...
 
 
@@ -74,6 +77,8 @@ class LeftBehind:
         slot = self._taken_over(tensor, tape)
         if slot is not None:
             return slot, slot
+        if not tape.has_model or not (self._places or self._num_searches > 0):
+            return None  # a long tape is not gone through for each tensor that nobody has left
         made = {id(c.function): c for c in tape.calls if c.rng is not None and c.count}
         left = self._known(tensor, made) or self._searched(tensor, made)
         return (left, Slot(left.slot)) if left is not None else None

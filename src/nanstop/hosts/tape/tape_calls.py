@@ -353,10 +353,11 @@ def spelled_by(call: TapedCall, constant: Constant) -> str:
     return same[0] if same else ""
 
 
-def variable_names() -> dict[int, str]:
+def variable_names(*, of_weights: bool = False) -> dict[int, str]:
     """Return what the script calls its tensors.
 
-    Ids of the tensors in its variables and dicts, innermost frame first.
+    Ids of the tensors in its variables and dicts, innermost frame first. ``of_weights``: of the
+    weights of modules in them, too.
     """
     found: dict[int, str] = {}
     frame = sys._getframe(1)
@@ -368,6 +369,9 @@ def variable_names() -> dict[int, str]:
                 for key, entry in entries:
                     if isinstance(key, str) and isinstance(entry, Tensor):
                         found.setdefault(id(entry), key)
+                    elif of_weights and isinstance(entry, nn.Module):
+                        for inner, weight in nn.Module.named_parameters(entry, str(key)):
+                            found.setdefault(id(weight), inner)
             if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED:
                 # A function's variables are a copy that its frame keeps: it would hold the step's
                 # graph (PEP 667).

@@ -47,7 +47,7 @@ from nanstop.diagnose.evidence.candidates import (
 )
 from nanstop.diagnose.evidence.reading import failing_batch, warned_before
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import BatchFact, BatchRows, Diagnosis, Evidence
+from nanstop.records import BatchFact, BatchRows, Confidence, Diagnosis, Evidence
 from nanstop.wording import counted, listed
 
 ADDITIONS = ("add", "sub")
@@ -69,11 +69,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         code="NS501",
         title=f"batch not finite: {listed(names)}" if names else "batch not finite",
         cause=_cause(sum(fact.num_bad for fact in bad)),
-        confidence="certain"
-        if (traced or found is None)
-        and not _made_by_script(evidence, bad)
-        and not _may_hide(evidence)
-        else "likely",
+        confidence=_confidence(evidence, bad),
         lines=(
             *(
                 f"`{fact.name}` {fact.dtype} {list(fact.shape)}: "
@@ -87,6 +83,18 @@ def check(evidence: Evidence) -> Diagnosis | None:
         where=names[0] if names else "",
         at_source=mended_at_source(evidence),
     )
+
+
+def _confidence(evidence: Evidence, bad: list[BatchFact]) -> Confidence:
+    """Return how certain it is that the failure comes of the batch: an op that gave birth to it
+    speaks against that.
+    """
+    found = evidence.localization
+    if found is not None and found.origin == "born_here":
+        return "possible"
+    traced = found is None or found.origin == "from_batch"
+    is_data = traced and not _made_by_script(evidence, bad) and not _may_hide(evidence)
+    return "certain" if is_data else "likely"
 
 
 def _made(evidence: Evidence) -> tuple[str, ...]:

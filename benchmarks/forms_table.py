@@ -10,7 +10,7 @@ from scoreboard_lines import share
 
 NEAR = 0.02
 """How far a fixed script's last loss may be from its twin's, as a part of it."""
-FORMS = ("in log space", "a value where it has none", "clamp the argument")
+FORMS = ("in log space", "a value where it has none", "clamp the argument", "` in float32")
 _ABOUT = """# Failing lines and the change that was typed
 
 Scripts that fail in one line (`benchmarks/forms/`), each after a public thread. Each has a healthy
@@ -66,7 +66,7 @@ def _figures(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
         "| of all scripts | |",
         "|---|---|",
         f"| the failing line is named | {share(count['line'], total)} |",
-        f"| a stable form, or one with a value for what has none, is proposed | {proposed} |",
+        f"| another form of a line (stable, with a value for what has none, in float32) is proposed | {proposed} |",
         f"| proven | {share(proven, total)} |",
         f"| fixed by the diff that `nanstop fix --apply` writes | {share(count['fixed'], total)} |",
     ]

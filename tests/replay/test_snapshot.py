@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch.utils._pytree import tree_map_only
+from transformers import LlamaForCausalLM
 
+import tiny
 from nanstop.replay.copies.buffers import BufferNotes
 from nanstop.replay.copies.rewind import Rewind, SnapshotKeeper
 from nanstop.replay.copies.snapshot import Snapshot, Trainable, ready_scaler
@@ -354,6 +356,12 @@ class TestBuffers:
         with notes.rewritten(first):
             notes.restore(first)
         assert (len(model.weight.of_samples), model.weight.num_calls) == (1, 1)
+
+    def test_marks_of_parameters_cost_nothing(self, tmp_path):
+        """transformers leaves one on each parameter that it has loaded."""
+        tiny.llama().save_pretrained(tmp_path)
+        model = LlamaForCausalLM.from_pretrained(tmp_path)
+        assert not BufferNotes(model).note().carried
 
     def test_a_buffer_that_was_replaced_is_the_old_object_again(self):
         model = torch.nn.BatchNorm1d(4)

@@ -62,7 +62,8 @@ class BufferNotes:
     ``data`` is always copied from then on.
 
     Parameters that have attributes of their own when they are met have what hooks leave there
-    (gradients of each sample, counts of calls): these are noted as well.
+    (gradients of each sample, counts of calls): these are noted as well. Marks are not: each
+    parameter that transformers has loaded has one.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -75,7 +76,7 @@ class BufferNotes:
         self._unseen = {i for i, (_, name) in enumerate(self._places) if name in _UNSEEN}
         self._num_compared = 0
         self._seen = [_BufferNote.of(holder[name]) for holder, name in self._places]
-        self._carried = [own for own in map(vars, root.parameters()) if own]
+        self._carried = [own for own in map(_carried_by, root.parameters()) if own]
         self._carried_last = [state_diff.NOTHING] * len(self._carried)
 
     def note(self) -> _Noted:
@@ -164,6 +165,13 @@ class BufferNotes:
             seen, present = self._seen[index], holder[name]
             if not seen.moved(present) and not holds(seen.tensor, seen.copy):
                 self._unseen.add(index)
+
+
+def _carried_by(parameter: nn.Parameter) -> dict[str, Any]:
+    """Return the attributes that may be more than marks; those of a subclass are its own."""
+    own = vars(parameter)
+    is_marked = all(isinstance(value, (bool, str)) for value in own.values())
+    return own if type(parameter) is nn.Parameter and not is_marked else {}
 
 
 @frozen

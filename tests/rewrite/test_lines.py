@@ -76,6 +76,17 @@ def test_what_can_have_no_block_stays():
         ("each_read", "x = (a - a.mean()) / 2", "x = (a.float() - a.float().mean()) / 2"),
         ("each_read", "x = torch.log(self.p + 1)", "x = torch.log(self.p.float() + 1)"),
         (
+            "and_back:pow",
+            "return a * torch.rsqrt(b.pow(2).mean(-1) + 1e-8)",
+            "return (a * torch.rsqrt(b.float().pow(2).mean(-1) + 1e-8)).to(b.dtype)",
+        ),
+        (
+            "each_and_back",
+            "x = torch.rsqrt(b.pow(2).mean(-1) + self.eps)",
+            "x = torch.rsqrt(b.float().pow(2).mean(-1) + self.eps).to(b.dtype)",
+        ),
+        ("and_back:pow", "assert (a.pow(2) > b).all()", "assert (a.pow(2) > b).all()"),
+        (
             "out_of_autocast:uncast",
             "x = a.half() @ b.half().T",
             'with torch.autocast("cuda", enabled=False):\n    x = a.float() @ b.float().T',
@@ -83,7 +94,10 @@ def test_what_can_have_no_block_stays():
     ],
 )
 def test_ways_to_type_a_line_in_float32(value, old, new):
-    text = "import torch\ndef f(self, a, b, c, device):\n    {}\n"
+    text = (
+        "import torch\ndef f(self, a, b, c, device):\n    {}\n"
+        "def __init__(self, eps=1e-8):\n    self.eps = eps\n"
+    )
     atom = Atom(remedy="fp32_line", target="train.py:3", value=value)
     before = text.format(old)
     changed = edited(before, form_edits(Source(before), 3, atom, None, "cuda"))

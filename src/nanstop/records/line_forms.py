@@ -10,6 +10,10 @@ from collections.abc import Iterable
 
 from nanstop.records import Atom, Proof
 
+AND_BACK = "and_back"
+"""A line in float32 whose result has the format of what it reads wherever another line reads it."""
+EACH_AND_BACK = "each_and_back"
+"""One that is typed at every value that it reads."""
 UNCAST = "uncast"
 """A line in float32 that leaves out its own casts to half precision."""
 FROM_FIRST = "from_first"

@@ -227,3 +227,30 @@ def test_a_module_of_the_scripts_own_is_typed_as_its_line():
     assert "help: keep layer `0` in float32" in text
     assert "+     scores = q.float() @ k.T.float()" in text
     assert "another form" not in text
+
+
+class RootMeanSquare(nn.Module):
+    """A norm whose eps float16 rounds to 0."""
+
+    def __init__(self, eps=1e-8):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(WIDTH)), eps
+
+    def forward(self, x):
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+
+def test_a_norm_of_the_scripts_own_is_typed_in_float32_and_back():
+    """Weights in half precision want its result as narrow as it was."""
+    torch.manual_seed(0)
+    net = nn.Sequential(RootMeanSquare(), nn.Linear(WIDTH, WIDTH)).half()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    rows = batch(0)["x"].half()
+    rows[1] = 0.0
+    with nanstop.watch(net, optimizer) as watch:
+        watch.step(lambda x: net(x).float().square().mean(), rows)
+        assert watch.update() is not None
+    (incident,) = watch.incidents
+    assert [atom.remedy for atom in incident.proof.minimal] == ["island"]
+    text = render(incident)
+    assert "torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)" in text

@@ -79,3 +79,16 @@ def test_casts_of_the_line_are_left_out_only_where_that_is_asked_for():
     with form(None, at(line)):
         found = x.half()
     assert found.isinf().all()
+
+
+def test_what_another_line_reads_is_as_narrow_as_what_was_read():
+    x = torch.full((4,), 300.0, dtype=torch.float16)
+    line = here() + 3
+    back = Atom(remedy="fp32_line", target=f"{__file__}:{line}", value="and_back:mul")
+    with form(None, back):
+        mean = (x * x).mean() / 1000
+        other = mean + x
+        again = mean * 2.0
+    assert mean.dtype is torch.float32
+    assert (other.dtype, again.dtype) == (torch.float16, torch.float16)
+    assert float(again) == 180.0

@@ -7,6 +7,7 @@ from nanstop.own_code import is_library
 from nanstop.records import Atom, Evidence, LineOp, OpEvent, RunFacts, TokenRows, op_kind
 from nanstop.records.formats import HALF, NARROW
 from nanstop.records.line_forms import (
+    AND_BACK,
     BOUNDED,
     COUNTED,
     FINITE,
@@ -71,13 +72,16 @@ def islands(event: OpEvent, facts: RunFacts) -> Candidates:
 
 def own_lines(event: OpEvent) -> Candidates:
     """Return the line of the user's own that an operation is asked for by, in float32, and that
-    with the lines before it: what they have rounded is lost; and then without the casts of theirs.
+    with the lines before it: what they have rounded is lost; then without the casts of theirs, and
+    last with its result in the format of what it reads, which weights in half precision want.
     """
     own = [one for one in event.lines_in_half if not is_library(one.source.file)]
     atoms = tuple(_in_float32(one, f"float32:{one.op}") for one in own)
     uncast = tuple(_in_float32(one, UNCAST) for one in own if one.casts)
     is_own = bool(own) and own[0].source == event.source
-    sets = (atoms[:1] if is_own else (), atoms if len(atoms) > is_own else (), uncast)
+    may_go_back = is_own and bool(event.module)
+    back = (_in_float32(own[0], f"{AND_BACK}:{own[0].op}"), *atoms[1:]) if may_go_back else ()
+    sets = (atoms[:1] if is_own else (), atoms if len(atoms) > is_own else (), uncast, back)
     return tuple(one for one in sets if one)
 
 

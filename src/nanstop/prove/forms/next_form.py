@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from nanstop.prove.forms.evidence import OTHER_LIMIT
 from nanstop.records import Atom, Localization, op_kind
-from nanstop.records.line_forms import GUARDED, OFF_ZERO, form_of
+from nanstop.records.line_forms import AND_BACK, GUARDED, OFF_ZERO, form_of
 
 _MOST_LINES = 3
 
@@ -16,7 +16,8 @@ def next_form(
 ) -> tuple[Atom, ...] | None:
     """Return the forms with that of the line where the step fails under them, or of a line that was
     only guarded with its form in log space: the derivative of a logarithm next to 0 has no guard.
-    One behind others that has none in log space is guarded. Guards whose value is not the limit
+    Of lines in float32 the last gives back what is narrow. One behind others that has no form in
+    log space is guarded. Guards whose value is not the limit
     (``message``) come near to it. None where there is no other, or they are many.
     """
     if message == OTHER_LIMIT:
@@ -36,4 +37,6 @@ def next_form(
         stable = Atom(remedy="stable_form", target=target, value="log_space")
         return (*held, stable) if here == ["form"] else None
     value = guarded if form_of(held[0])[0] == GUARDED else held[0].value
+    if form_of(held[0])[0] == AND_BACK:  # only what comes last is narrow again
+        held = tuple(replace(one, value=f"float32:{form_of(one)[1]}") for one in held)
     return (*held, replace(held[0], target=target, value=value))

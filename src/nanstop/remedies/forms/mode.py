@@ -12,8 +12,10 @@ from nanstop.errors import NanstopError
 from nanstop.own_code import is_own, lies_in
 from nanstop.records import Atom
 from nanstop.records.line_forms import (
+    AND_BACK,
     BOUNDED,
     COUNTED,
+    EACH_AND_BACK,
     EACH_READ,
     EVERY,
     FAR,
@@ -50,6 +52,7 @@ _FORMS: Mapping[str, Callable[[], Form]] = {
     "held": lambda: held.answer,
     **{number: partial(held.finite_of, float(number)) for number in FINITE_NUMBERS},
     UNCAST: lambda: wide.uncast,
+    **dict.fromkeys((AND_BACK, EACH_AND_BACK), lambda: wide.AndBack().answer),
     **dict.fromkeys(("float32", FROM_FIRST, EACH_READ, OUT_OF_AUTOCAST), lambda: wide.answer),
     **dict.fromkeys((GUARDED, EVERY, INNERMOST, MASKED), lambda: guarded.answer),
     KEPT: lambda: guarded.kept,

@@ -4,7 +4,7 @@ wide, and stays so.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
 from nanstop.numerics.tensors import HALF
 from nanstop.remedies.forms.calls import Call
@@ -45,6 +46,35 @@ def uncast(call: Call, at_line: Callable[[], bool]) -> Any:
     args, kwargs = tree_map(_wide, given)
     with out_of_autocast(tensors[0].device.type):
         return replace(call, args=args, kwargs=kwargs).run()
+
+
+class AndBack:
+    """Answers as ``answer`` does; what the line gives is as narrow as what it has read wherever
+    another line reads it.
+    """
+
+    def __init__(self) -> None:
+        self._formats: MutableMapping[Tensor, torch.dtype] = WeakIdKeyDictionary()
+
+    def answer(self, call: Call, at_line: Callable[[], bool]) -> Any:
+        given = (call.args, dict(call.kwargs))
+        tensors = [one for one in tree_leaves(given) if isinstance(one, Tensor)]
+        narrow = [one.dtype for one in tensors if one.dtype in HALF]
+        kept = [self._formats[one] for one in tensors if one in self._formats]
+        if not (narrow or kept) or call.name in _NO_VALUES:
+            return call.run()
+        if at_line():
+            result = answer(call, lambda: True)
+            for one in tree_leaves(result):
+                if isinstance(one, Tensor) and one.dtype is torch.float32:
+                    self._formats[one] = (*kept, *narrow)[0]
+            return result
+        args, kwargs = tree_map(self._narrowed, given)
+        return replace(call, args=args, kwargs=kwargs).run()
+
+    def _narrowed(self, value: Any) -> Any:
+        is_kept = isinstance(value, Tensor) and value in self._formats
+        return value.to(self._formats[value]) if is_kept else value
 
 
 def out_of_autocast(device: str) -> AbstractContextManager[object]:

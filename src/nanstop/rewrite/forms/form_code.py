@@ -10,10 +10,12 @@ from itertools import islice, product
 
 from nanstop.records import Atom, OpEvent, Proof
 from nanstop.records.line_forms import (
+    AND_BACK,
     BOUNDED,
     BY_ARRAY,
     BY_NUMBER,
     COUNTED,
+    EACH_AND_BACK,
     EACH_READ,
     EVERY,
     FORMS,
@@ -32,6 +34,7 @@ from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
 from nanstop.rewrite.forms.guarded import rewrite_guarded, rewrite_held
 from nanstop.rewrite.forms.in_float32 import (
+    rewrite_and_back,
     rewrite_each_read,
     rewrite_in_float32,
     rewrite_out_of_autocast,
@@ -117,6 +120,7 @@ def ways_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
     if atom.remedy == "fp32_line":
         form, op = form_of(atom)
         ways = (f"{FROM_FIRST}:{op}", EACH_READ, f"{OUT_OF_AUTOCAST}:{op or form}")
+        ways = (EACH_AND_BACK,) if form == AND_BACK else ways
         return (atom, *(replace(atom, value=one) for one in ways), *forms[1:])
     guards = [one for one in forms if one.remedy == "form" and form_of(one)[0] not in _ALONE]
     whole = (replace(one, value=GUARDED) for one in guards if form_of(one)[1])
@@ -204,6 +208,8 @@ def _in_float32(draft: Draft, form: str, op: str) -> bool:
         return rewrite_out_of_autocast(draft, op)
     if form == EACH_READ:
         return rewrite_each_read(draft)
+    if form in (AND_BACK, EACH_AND_BACK):
+        return rewrite_and_back(draft, op if form == AND_BACK else "")
     return rewrite_uncast(draft) if form == UNCAST else rewrite_in_float32(draft, op)
 
 
@@ -215,7 +221,7 @@ def _device(event: OpEvent | None) -> str:
 def _meant(atom: Atom, event: OpEvent | None) -> str:
     """Return which operation of its line a form is typed at, "" for all."""
     form, op = form_of(atom)
-    if form in (FROM_FIRST, OUT_OF_AUTOCAST):
+    if form in (FROM_FIRST, OUT_OF_AUTOCAST, AND_BACK):
         return op
     return "" if form == EVERY else _name(event) or op
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from nanstop.records.formats import HALF
 from nanstop.records.line_forms import UNCAST
 from nanstop.rewrite.draft import Draft, NotKnownError, is_simple
-from nanstop.rewrite.operations import Operation, number_of
-from nanstop.rewrite.source import Edit
+from nanstop.rewrite.operations import Operation, is_cheap, number_of
+from nanstop.rewrite.source import Edit, is_closed
 
 _PRODUCTS = frozenset({"matmul", "mm", "bmm", "dot", "mv", "addmm", "einsum", "linear"})
 """Each of which torch may compute by another; their operands have to be of one format."""
@@ -25,27 +25,69 @@ def rewrite_in_float32(draft: Draft, op: str) -> bool:
 
     Where it stands within one of that name, the inner one makes the other wide as well.
     """
-    meant = _PRODUCTS if op in _PRODUCTS else {op}
-    named = [one for one in draft.operations() if one.name in meant]
-    nodes = {id(one.node) for one in named}
-    inner = [one for one in named if not any(id(n) in nodes for n in _below(one.node))]
-    for one in inner:
-        read = [node for node in one.args if number_of(node) is None and not _is_text(node)]
-        for node in read if op in _PRODUCTS else read[:1]:
-            draft.edits.append(_widened(draft, node))
-    return bool(draft.edits)
+    return _is_widened(draft, _read_by(draft, op))
 
 
 def rewrite_each_read(draft: Draft) -> bool:
     """Return whether an operation of the statement reads something that has a name; the draft holds
-    casts of all that do.
+    casts of all that do, but for numbers.
     """
+    return _is_widened(draft, _each_read(draft))
+
+
+def rewrite_and_back(draft: Draft, op: str) -> bool:
+    """Return whether that could be done at ``op``, or where it is "" at all that is read, with the
+    result in the format of what was read; the draft holds it. Errors: ``NotKnownError`` where the
+    statement is of no value.
+    """
+    read = _read_by(draft, op) if op else _each_read(draft)
+    of = next((draft.source.segment(node) for node in read if is_cheap(node)), None)
+    value = getattr(draft.statement, "value", None)
+    if of is None or not isinstance(value, ast.expr):
+        raise NotKnownError
+    start, end = draft.source.span(value)
+    before, after = ("", "") if is_closed(value) else ("(", ")")
+    draft.edits.append(Edit(start, start, before))
+    is_widened = _is_widened(draft, read)
+    draft.edits.append(Edit(end, end, f"{after}.to({of}.dtype)"))
+    return is_widened
+
+
+def _read_by(draft: Draft, op: str) -> list[ast.expr]:
+    meant = _PRODUCTS if op in _PRODUCTS else {op}
+    named = [one for one in draft.operations() if one.name in meant]
+    nodes = {id(one.node) for one in named}
+    inner = [one for one in named if not any(id(n) in nodes for n in _below(one.node))]
+    found: list[ast.expr] = []
+    for one in inner:
+        read = [node for node in one.args if number_of(node) is None and not _is_text(node)]
+        found += read if op in _PRODUCTS else read[:1]
+    return found
+
+
+def _each_read(draft: Draft) -> list[ast.expr]:
     read = (node for one in draft.operations() for node in one.args)
-    named = [node for node in read if isinstance(node, ast.Name | ast.Attribute)]
-    draft.edits += dict.fromkeys(
-        _widened(draft, one) for one in named if draft.source.is_value(one)
-    )
-    return bool(draft.edits)
+    named = (node for node in read if isinstance(node, ast.Name | ast.Attribute))
+    found = (one for one in named if draft.source.is_value(one) and not _is_number(draft, one))
+    return list(dict.fromkeys(found))
+
+
+def _is_number(draft: Draft, node: ast.expr) -> bool:
+    """Return whether what has a name is made by no call but of Python's ``math`` where the file
+    binds it: an eps, a scale.
+    """
+    source = draft.source
+    bound = source.stored.get(ast.unparse(node), []) if isinstance(node, ast.Attribute) else []
+    made = [getattr(source.parents[one], "value", None) for one in bound]
+    values = [one for one in (*made, draft.meant(node)) if isinstance(one, ast.expr)]
+    values = [one for one in values if one is not node]
+    calls = (n for value in values for n in ast.walk(value) if isinstance(n, ast.Call))
+    return bool(values) and all(source.qualified(n.func).startswith("math.") for n in calls)
+
+
+def _is_widened(draft: Draft, read: list[ast.expr]) -> bool:
+    draft.edits += dict.fromkeys(_widened(draft, node) for node in read)
+    return bool(read)
 
 
 def rewrite_uncast(draft: Draft) -> bool:

@@ -70,6 +70,7 @@ def test_what_can_have_no_block_stays():
     ("value", "old", "new"),
     [
         ("uncast", "x = (a + b).half() * c.to(torch.float16)", "x = (a + b).float() * c.float()"),
+        ("uncast", "x = a.half().float()", "x = a.float()"),
         ("uncast", "x = a.to(b.dtype).sum()", "x = a.float().sum()"),
         ("uncast", "x = a.to(device)", "x = a.to(device)"),
         ("uncast", "x = a.to(torch.float32)", "x = a.to(torch.float32)"),

@@ -38,6 +38,7 @@ _SQUARES = frozenset({"mse_loss"})
 _CASTS = frozenset({"_to_copy"})
 _SUMS = frozenset({"sum", "mean", "add", "mm", "bmm", "mv", "dot", "addmm"})
 _CHECK = "_linalg_check_errors"
+_MOST_IN_LINES = 1024
 _WEIGHS = frozenset({"mul", "dot", "mv", "mm", "bmm"})
 
 
@@ -78,13 +79,13 @@ def _activation(trace: Trace, op: Op, made: Sequence[Kinds]) -> Value | None:
 def lines_in_half(trace: Trace, index: int, *, limit: int = 4) -> tuple[tuple[int, bool], ...]:
     """Return the first op in half precision of each line in its module, or outside of all, that an
     op, or of a derivative its function, goes back to, and whether the line casts to that: the
-    latest line first. What other modules make ends the way.
+    latest line first. What other modules make ends the way, and so do many operations.
     """
     of = trace.ops[index].made_by
     start = index if of is None else of
     queue, seen = deque([start]), set[int]()
     by_line: dict[Any, list[int]] = {}
-    while queue:
+    while queue and len(seen) < _MOST_IN_LINES:
         op = trace.ops[at := queue.popleft()]
         if at in seen or op.module != trace.ops[start].module or op.line is None:
             continue

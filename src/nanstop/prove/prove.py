@@ -110,14 +110,14 @@ def _in_lines(
     searched: Callable[[tuple[tuple[Atom, ...], ...]], Proof],
     lines: tuple[tuple[Atom, ...], ...],
 ) -> Proof:
-    """Return a proof of modules in float32 with the lines that are typed for them, which are proven
-    as well.
+    """Return a proof of modules in float32 with the lines that are typed for them, which are as
+    good.
     """
-    if proof.verdict != "proven" or any(atom.remedy != "island" for atom in proof.minimal):
+    if not proof.minimal or any(atom.remedy != "island" for atom in proof.minimal):
         return proof
     for one in lines:
         again = searched((one,))
-        known = typed_of(again) if again.verdict == "proven" else None
+        known = typed_of(again) if again.verdict in (proof.verdict, "proven") else None
         if known:
             return replace(proof, typed=known, tried=(*proof.tried, *again.tried))
     return proof

@@ -134,11 +134,11 @@ def typed_cure(proof: Proof) -> tuple[Atom, ...]:
 
 
 def lines_of_modules(proof: Proof) -> tuple[Atom, ...]:
-    """Return the lines in float32 that are typed for a cure that is modules in float32, and are
-    proven as well; none where the modules are typed.
+    """Return the lines in float32 that are typed for a cure that is modules in float32, and are as
+    good; none where the modules are typed.
     """
     are_modules = all(atom.remedy == "island" for atom in proof.minimal)
-    return proof.typed or () if are_modules and proof.verdict == "proven" else ()
+    return proof.typed or () if are_modules and proof.minimal else ()
 
 
 def is_typed_beside(proof: Proof | None) -> bool:

@@ -142,9 +142,15 @@ def energies(scores):
     return kept.mean() / 1000
 
 
+def rounded(scores):
+    kept = scores.half().float()
+    return (scores + (kept - scores).detach()).square().mean() / 1e10
+
+
 @pytest.mark.parametrize(
     ("loss", "factor", "new"),
     [
+        (rounded, 1e6, "+ kept = scores.float()"),
         (energies, 300.0, "+ kept = scores.square().sum(-1).float()"),
         (
             lambda scores: (scores.mean(-1) * standardised(torch.ones(ROWS)).float()).mean(),

@@ -23,6 +23,7 @@ from nanstop.numerics.tensors import HALF, format_name
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.reference.agreement import SAME, Gaps, agree, gaps_between
 from nanstop.prove.reference.ladder import Ladder, Rung
+from nanstop.records import op_kind
 from nanstop.remedies.precision import reference
 from nanstop.remedies.streamed import Stream, streamed
 from nanstop.replay.conditions import Under, eager, without_dropout
@@ -31,6 +32,7 @@ from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import Batch, gradients_of
 from nanstop.tracing.definitions.attention import FUSED_ATTENTION
 from nanstop.tracing.in_float64 import Lifted, NarrowFailures
+from nanstop.tracing.operators import CASTS
 
 
 class ExactRuns:
@@ -55,6 +57,7 @@ class ExactRuns:
         has_value: bool = False,
     ) -> None:
         self._failing, self._is_fused, self._is_opened = failing, FUSED_ATTENTION in op, False
+        self._is_cast = op_kind(op) in CASTS if op else False
         self._ladder = ladder or Ladder(failing, "")
         self._paths: dict[int, Path] = {}
         self._runs: dict[int, Attempt] = {}
@@ -101,7 +104,7 @@ class ExactRuns:
                 opened = self._exact(self.path(micro), micro)
                 self._is_opened = not opened.failed
                 run = run if opened.failed else opened
-            if run.failed and micro == self._failing.micro and self._half_left:
+            if run.failed and micro == self._failing.micro and self._may_cast():
                 self._leaves_half = True
                 wide = self._exact(self.path(micro), micro)
                 self._leaves_half = not wide.failed
@@ -110,6 +113,11 @@ class ExactRuns:
             if run.failed and micro == self._failing.micro and self.may_widen():
                 self._widen(micro)
         return self._runs[micro]
+
+    def _may_cast(self) -> bool:
+        """Return whether the script may have cast to half precision in the float32 run."""
+        is_half = self.coarsest_eps() > torch.finfo(torch.float32).eps
+        return self._ladder.rung is Rung.WHOLE and (is_half or self._is_cast)
 
     def _widen(self, micro: int) -> None:
         self.dtype = torch.float64

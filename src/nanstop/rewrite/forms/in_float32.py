@@ -101,7 +101,9 @@ def rewrite_uncast(draft: Draft) -> bool:
 def _cast_instead(draft: Draft, one: Operation) -> Edit:
     _, start = draft.source.span(one.operand)
     close = draft.source.text.index(".", start)
-    return Edit(close, draft.source.span(one.node)[1], ".float()")
+    parent = draft.source.parents[one.node]
+    is_wide = isinstance(parent, ast.Attribute) and parent.attr == "float"
+    return Edit(close, draft.source.span(one.node)[1], "" if is_wide else ".float()")
 
 
 def _may_be_half(given: ast.expr) -> bool:

@@ -18,7 +18,7 @@ from nanstop.localize.slicing import (
     writers,
 )
 from nanstop.numerics.tensors import HALF, format_name
-from nanstop.records import FORMAT_MAX, op_kind
+from nanstop.records import FORMAT_MAX, LineOp, op_kind
 from nanstop.records.formats import vanishes
 from nanstop.records.values import origin_of
 from nanstop.tracing.operators import ADDITIVE
@@ -76,7 +76,7 @@ def _activation(trace: Trace, op: Op, made: Sequence[Kinds]) -> Value | None:
     return max(whole, key=lambda v: range_of(trace, v).absmax, default=None)
 
 
-def lines_in_half(trace: Trace, index: int, *, limit: int = 4) -> tuple[tuple[int, bool], ...]:
+def lines_in_half(trace: Trace, index: int, *, limit: int = 4) -> tuple[LineOp, ...]:
     """Return the first op in half precision of each line in its module, or outside of all, that an
     op, or of a derivative its function, goes back to, and whether the line casts to that: the
     latest line first. What other modules make ends the way, and so do many operations.
@@ -94,16 +94,17 @@ def lines_in_half(trace: Trace, index: int, *, limit: int = 4) -> tuple[tuple[in
             by_line.setdefault(op.line, []).append(at)
         queue.extend(writer for value in op.inputs for writer in writers(trace, value))
     latest = sorted(by_line.values(), key=max, reverse=True)[:limit]
-    return tuple(_first_in_half(trace, ops) for ops in latest)
+    found = (_first_in_half(trace, ops) for ops in latest)
+    return tuple(one for one in found if one is not None)
 
 
-def _first_in_half(trace: Trace, ops: Sequence[int]) -> tuple[int, bool]:
-    """Return the first op that reads half precision, or else the first, and whether one casts to
-    that.
-    """
+def _first_in_half(trace: Trace, ops: Sequence[int]) -> LineOp | None:
+    """Return the first op of a line that reads half precision, or else the first."""
     reads = [at for at in ops if any(v.dtype in HALF for v in trace.ops[at].inputs)]
     casts = any(op_kind(trace.ops[at].name) in _CASTS and at not in reads for at in ops)
-    return min(reads or ops), casts
+    first = trace.ops[min(reads or ops)]
+    source = source_line(first.line)
+    return source and LineOp(source=source, op=op_kind(first.name), casts=casts)
 
 
 def vanished_number(trace: Trace, divisor: Value, *, limit: int = 8) -> int | None:

@@ -18,12 +18,10 @@ from nanstop.localize.slicing import range_of
 from nanstop.records import (
     FailureKey,
     FailureKind,
-    LineOp,
     Localization,
     OpEvent,
     Position,
     TensorStats,
-    op_kind,
 )
 from nanstop.records.values import origin_of
 from nanstop.records.vocabulary import NOT_FINITE, Descent
@@ -336,14 +334,8 @@ class FailureOrigin:
             descent=self._descent(read, inputs),
             read_by=dataflow.read_by(self.trace, index) if details else (),
             zeros=details.zeros if details else (),
-            lines_in_half=self._lines_in_half(op) if details else (),
+            lines_in_half=dataflow.lines_in_half(self.trace, index) if details else (),
         )
-
-    def _lines_in_half(self, op: Op) -> tuple[LineOp, ...]:
-        found = dataflow.lines_in_half(self.trace, op.index)
-        ops = ((self.trace.ops[at], casts) for at, casts in found)
-        named = ((source_line(one.line), op_kind(one.name), casts) for one, casts in ops)
-        return tuple(LineOp(source=s, op=name, casts=c) for s, name, c in named if s is not None)
 
     def _read(self, index: int) -> tuple[set[int | None], list[Value]]:
         """Return the lanes of an op over lists of tensors that are bad, and what it has read."""

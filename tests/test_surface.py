@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "212b6d614c8a0723")
+REPORT_FORM = (1, "2247fe6dc1706a70")
 
 
 def test_names():

@@ -119,9 +119,9 @@ class Bench:
     def grade(self, trial: Trial) -> int:
         if trial.outcome != "pass" or trial.causal is False:
             return FAILED
-        in_float64 = self.reference.dtype != "float32"
+        is_wider = self.reference.dtype != "float32" or self.reference.without_casts
         agrees = self.distance(trial) <= 1.0
-        if self.reference.outcome != "pass" or (in_float64 and trial.rows_unchanged is not None):
+        if self.reference.outcome != "pass" or (is_wider and trial.rows_unchanged is not None):
             # Next to a pole float64 has other roundings than a form; where it has not, that counts.
             agrees = bool(trial.rows_unchanged) or (agrees and are_forms(trial.atoms))
         return AGREES if agrees else BENT

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import cached_property, partial
 
-import torch
-
 from nanstop.errors import ShortOfMemoryError
 from nanstop.localize.localize import fails_at, localize
 from nanstop.prove.bad_samples import (
@@ -252,7 +250,7 @@ class Trials:
         by_rows = leaves_out or (are_forms(atoms) and bool(self._healthy_rows))
         if micro != self._failing.micro:
             return None
-        if passes and not (by_rows and self._exact.dtype is torch.float64):
+        if passes and not (by_rows and self._exact.is_wider):
             return is_better_computed(self._failing, self._exact, atoms, run) or None
         is_unjudged = are_guards(atoms) and self._exact.misses_value
         if is_unjudged or moves_loss(self._failing, self._exact, atoms, run):

@@ -208,6 +208,8 @@ class Reference:
     """Ops that drew at random in the failing run: they give all trials the numbers of that run."""
     num_choices: int = 0
     """Ops that chose by finite values (top-k, sort, comparisons): as there, in all trials."""
+    without_casts: bool = False
+    """Whether casts of the script to half precision are left out, without which it passes."""
     still_in: str = ""
     """Where it fails: the half format that a part of it computed in all the same, which casts by
     itself; then it says nothing of float32.

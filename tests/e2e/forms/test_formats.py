@@ -260,3 +260,34 @@ def test_a_norm_of_the_scripts_own_is_typed_in_float32_and_back():
     assert [atom.remedy for atom in incident.proof.minimal] == ["island"]
     text = render(incident)
     assert "torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)" in text
+
+
+class Unit(nn.Module):
+    """Rows of norm one, in a format that has no 1e-12."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x):
+        rows = self.inner(x).half()
+        length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        return (rows / length.clamp_min(1e-12)).float()
+
+
+def test_a_guard_is_held_against_healthy_rows_where_float32_is_without_a_cast():
+    """There the derivative is 1e12 in the row of zeros, which no cure has to have."""
+    torch.manual_seed(0)
+    net = nn.Sequential(Unit(), nn.Linear(WIDTH, WIDTH))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    with nanstop.watch(net, optimizer) as watch:
+        for step in range(3):
+            given = batch(step)
+            if step == 2:
+                given["x"][1] = 0.0
+            watch.step(lambda now: (net(now["x"]) * now["t"]).sum(), given)
+            watch.update()
+    (incident,) = watch.incidents
+    (atom,) = incident.proof.minimal
+    assert incident.proof.reference.without_casts
+    assert (incident.proof.verdict, atom.remedy) == ("proven", "form")

@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nanstop.errors import ShortOfMemoryError
 from nanstop.numerics.parked import copied_to_host
@@ -22,6 +20,7 @@ from nanstop.numerics.room import MOST_IN_FLOAT64, place_for
 from nanstop.numerics.tensors import HALF, format_name
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.reference.agreement import SAME, Gaps, agree, gaps_between
+from nanstop.prove.reference.beside import met_beside
 from nanstop.prove.reference.ladder import Ladder, Rung
 from nanstop.records import op_kind
 from nanstop.remedies.precision import reference
@@ -45,7 +44,8 @@ class ExactRuns:
     is held in it at a time. ``op``: what failed; fused attention that fails in exact numbers too is
     computed in its parts, for its kernel may be wrong in every format. ``has_value``: whether what
     failed has one in float64, with all before it in that. ``loss_in_float64``: of a run in float64
-    of which only the backward fails.
+    of which only the backward fails. ``leaves_half``: casts of the script to half precision are
+    left out, without which float32 passes.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ExactRuns:
         self._fails_in_float64 = False
         self._has_value = has_value
         self.loss_in_float64: float | None = None
-        self._is_by_parts = self._is_lifted = self._leaves_half = False
+        self._is_by_parts = self._is_lifted = self.leaves_half = False
         self.dtype = torch.float32
 
     def beside(self, failing: FailingStep) -> ExactRuns:
@@ -76,6 +76,13 @@ class ExactRuns:
     def scope(self) -> str:
         """What of the model is computed exactly at a time; "" for all of it."""
         return "layer by layer" if self._is_by_parts else ""
+
+    @property
+    def is_wider(self) -> bool:
+        """Whether it computes in more than the script asks for: next to a pole that is another
+        number.
+        """
+        return self.dtype is torch.float64 or self.leaves_half
 
     def path(self, micro: int) -> Path:
         """Return the path of a micro-batch."""
@@ -105,9 +112,9 @@ class ExactRuns:
                 self._is_opened = not opened.failed
                 run = run if opened.failed else opened
             if run.failed and micro == self._failing.micro and self._may_cast():
-                self._leaves_half = True
+                self.leaves_half = True
                 wide = self._exact(self.path(micro), micro)
-                self._leaves_half = not wide.failed
+                self.leaves_half = not wide.failed
                 run = run if wide.failed else wide
             self._runs[micro] = run
             if run.failed and micro == self._failing.micro and self.may_widen():
@@ -301,7 +308,7 @@ class ExactRuns:
         parts = sdpa_kernel(SDPBackend.MATH) if self._is_opened else nullcontext()
         # An update that is yet to come is tried from the snapshot on, with those before it.
         exact = reference(failing.step.view, dtype, with_state=failing.makes_updates)
-        narrow = frozenset(HALF if self._leaves_half else ())
+        narrow = frozenset(HALF if self.leaves_half else ())
         if self._is_lifted and dtype is torch.float64:
             narrow |= {torch.float32}
         with parts, exact, Lifted(dtype, narrow) if narrow else nullcontext():
@@ -383,17 +390,5 @@ class ExactRuns:
     @contextmanager
     def _first(self, path: Path) -> Iterator[None]:
         """Record a path, and tell the view of every module that is called beside the model."""
-        view = self._failing.step.view
-        known = {id(m) for root in (view.root, *view.beside) for m in root.modules()}
-
-        def note(module: nn.Module, _args: Any) -> None:
-            if id(module) not in known:
-                known.update(id(part) for part in module.modules())
-                view.met(module)
-
-        handle = register_module_forward_pre_hook(note)
-        try:
-            with path.recorded():
-                yield
-        finally:
-            handle.remove()
+        with met_beside(self._failing.step.view), path.recorded():
+            yield

@@ -116,6 +116,7 @@ def reference_of(run: Attempt, outcome: Outcome, exact: ExactRuns, healthy: Heal
         num_draws=num_draws,
         num_choices=num_choices,
         still_in=exact.still_in(),
+        without_casts=exact.leaves_half,
         fails_in=exact.fails_in(),
     )
 

@@ -66,7 +66,7 @@ def _figures(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
         "| of all scripts | |",
         "|---|---|",
         f"| the failing line is named | {share(count['line'], total)} |",
-        f"| a form that is stable, has a value for what has none, or is in float32 | {proposed} |",
+        f"| a form that is stable, guarded, or in float32 is proposed | {proposed} |",
         f"| proven | {share(proven, total)} |",
         f"| fixed by the diff that `nanstop fix --apply` writes | {share(count['fixed'], total)} |",
     ]

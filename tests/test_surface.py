@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "2247fe6dc1706a70")
+REPORT_FORM = (1, "a4b4bcab7dce48c7")
 
 
 def test_names():

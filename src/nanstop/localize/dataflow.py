@@ -104,7 +104,8 @@ def _first_in_half(trace: Trace, ops: Sequence[int]) -> LineOp | None:
     casts = any(op_kind(trace.ops[at].name) in _CASTS and at not in reads for at in ops)
     first = trace.ops[min(reads or ops)]
     source = source_line(first.line)
-    return source and LineOp(source=source, op=op_kind(first.name), casts=casts)
+    name, phase = op_kind(first.name), first.phase
+    return source and LineOp(source=source, op=name, phase=phase, casts=casts)
 
 
 def vanished_number(trace: Trace, divisor: Value, *, limit: int = 8) -> int | None:

@@ -187,11 +187,10 @@ def not_of_the_model(atoms: Iterable[Atom], failures: Iterable[OpEvent | None]) 
     an update was made: what is saved of the model has no part in them. ``failures``: the first bad
     operations.
     """
-    lines = {
-        f"{event.source.file}:{event.source.line}"
-        for event in failures
-        if event is not None and event.source is not None and event.phase in ("loss", "optimizer")
-    }
+    known = [event for event in failures if event is not None]
+    ops = [*known, *(one for event in known for one in event.lines_in_half)]
+    sources = (op.source for op in ops if op.phase in ("loss", "optimizer"))
+    lines = {f"{source.file}:{source.line}" for source in sources if source is not None}
     return tuple(atom for atom in atoms if atom.remedy in FORMS and atom.target in lines)
 
 

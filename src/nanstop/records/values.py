@@ -167,12 +167,13 @@ class LineNumber:
 
 @record
 class LineOp:
-    """The first operation of a line that computes in half precision. ``casts``: whether the line
-    casts to that, or an autocast there.
+    """The first operation of a line that computes in half precision. ``phase``: when it does.
+    ``casts``: whether the line casts to that, or an autocast there.
     """
 
     source: SourceLine
     op: str
+    phase: Phase
     casts: bool = False
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 import nanstop
 from e2e.forms.spoiled_step import ROWS, WIDTH, batch
+from nanstop.records.remedies import not_of_the_model
 from nanstop.report.text.terminal import render
 
 
@@ -130,6 +131,8 @@ def test_what_a_line_before_has_rounded_is_computed_in_float32_there():
     assert [atom.remedy for atom in incident.proof.minimal] == ["fp32_line"]
     assert incident.proof.verdict == "proven"
     assert "+ left = 1.0 - torch.cos(scores.float() * 0.02)" in render(incident)
+    of_loss = not_of_the_model(incident.proof.minimal, [incident.localization.first_bad])
+    assert of_loss == incident.proof.minimal  # whoever loads the model has no such line
 
 
 def standardised(rewards):

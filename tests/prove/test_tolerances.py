@@ -21,6 +21,7 @@ def tolerances(loss, cosine, gradient, dtype):
         num_taken=lambda: (0, 0),
         still_in=lambda: "",
         fails_in=lambda: "",
+        leaves_half=False,
     )
     healthy = SimpleNamespace(gaps=lambda: ("the windows before", (loss, cosine, gradient)))
     return reference_of(SimpleNamespace(loss=1.0), "pass", exact, healthy)

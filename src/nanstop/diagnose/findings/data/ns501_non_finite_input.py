@@ -86,11 +86,11 @@ def check(evidence: Evidence) -> Diagnosis | None:
 
 
 def _confidence(evidence: Evidence, bad: list[BatchFact]) -> Confidence:
-    """Return how certain it is that the failure comes of the batch: an op that gave birth to it
-    speaks against that.
+    """Return how certain it is that the failure comes of the batch: an op that gave birth to it in
+    no sample that is known speaks against that.
     """
     found = evidence.localization
-    if found is not None and found.origin == "born_here":
+    if found is not None and found.origin == "born_here" and found.positions is None:
         return "possible"
     traced = found is None or found.origin == "from_batch"
     is_data = traced and not _made_by_script(evidence, bad) and not _may_hide(evidence)

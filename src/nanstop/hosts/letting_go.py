@@ -65,7 +65,7 @@ class LettingGo:
         """Note that the training of a trainer is over: what has watched it is garbage now, and may
         hold the trainer for as long as nothing looks for such.
         """
-        model = trainer.model
+        model = getattr(trainer, "model", None)
         weights = list(model.parameters()) if isinstance(model, nn.Module) else []
         size = sum(weight.numel() * weight.element_size() for weight in weights)
         self._over.append((weights[0].device.type if weights else "cpu", size))

@@ -21,9 +21,7 @@ FROM_FIRST = "from_first"
 EACH_READ = "each_read"
 """A line in float32 that is typed at every value that it reads."""
 OUT_OF_AUTOCAST = "out_of_autocast"
-"""A line in float32 that is typed so in a block without autocast, which would round it
-again.
-"""
+"""A line in float32 that is typed in a block without autocast, which would round it again."""
 FORMS = (
     "stable_form",
     "memory_fill",

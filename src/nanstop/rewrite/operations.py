@@ -49,13 +49,15 @@ _MODULES: Mapping[str, str] = {
 }
 _HELD: Mapping[str, str] = dict.fromkeys(("cross_entropy", "nll_loss"), "weight")
 """What a module is given and keeps under the same name."""
-METHODS = frozenset(
+CASTS = frozenset({"half", "bfloat16", "to", "type"})
+"""Methods that may give a tensor a format of half precision."""
+METHODS = CASTS.union(
     {"softmax", "sigmoid", "log_softmax", "log", "log2", "log10", "log1p", "exp", "expm1", "sum"}
     | {"prod", "mean", "std", "norm", "sqrt", "rsqrt", "pow", "acos", "asin", "atanh", "div"}
     | {"acosh", "atan2", "arctan2", "tanh", "cosh", "var", "std_mean", "var_mean"}
     | {"arccos", "arcsin", "arctanh", "mul", "add", "sub", "neg", "true_divide", "multiply"}
     | {"masked_fill", "abs", "square", "where", "reciprocal", "gather", "logsumexp", "divide"}
-    | {"matmul", "mm", "bmm", "dot", "mv", "half", "bfloat16", "float", "to", "type"}
+    | {"matmul", "mm", "bmm", "dot", "mv", "float"}
     | {"cumsum", "i0", "erf", "erfc", "lgamma", "xlogy", "atanh", "erfinv", "logit"}
 )
 """Methods of a tensor that are read as operations."""

@@ -14,9 +14,9 @@ from nanstop.rewrite.source import Source
 @dataclass(frozen=True, slots=True)
 class Replaced:
     """``by``: of each operation that is replaced, by its node, the expression in its place, as the
-    new file has it. ``apart``: statements that are in a block without autocast now.
-    ``named``: what the lines that are new give a name to. ``remade``: constructors
-    that have other arguments now, by what the file calls what they make.
+    new file has it. ``apart``: statements that are in a block without autocast now. ``named``: what
+    the lines that are new give a name to. ``remade``: constructors that have other arguments now,
+    by what the file calls what they make.
     """
 
     by: Mapping[ast.expr, ast.expr]

@@ -10,6 +10,7 @@ import linecache
 import sys
 from collections.abc import Iterator
 from inspect import CO_OPTIMIZED
+from traceback import walk_tb
 from types import CodeType, FrameType
 from typing import Any
 
@@ -273,12 +274,9 @@ def variables() -> list[Any]:
 
 def raised_line(error: BaseException) -> Line:
     """Return code and line of the innermost frame of the script that an exception went through."""
-    found, traceback = None, error.__traceback__
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        found = found if is_library(code.co_filename) else (code, traceback.tb_lineno)
-        traceback = traceback.tb_next
-    return found
+    passed = ((frame.f_code, line) for frame, line in walk_tb(error.__traceback__))
+    own = [(code, line) for code, line in passed if not is_library(code.co_filename)]
+    return own[-1] if own else None
 
 
 def user_frame() -> FrameType | None:

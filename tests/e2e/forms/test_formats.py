@@ -105,6 +105,17 @@ def test_what_only_a_half_format_rounds_away_is_computed_in_float32():
     assert {atom.remedy for atom in incident.proof.minimal} == {"island"}
 
 
+def incident_of(net, loss, rows, *, lr=1e-3):
+    """The only incident of one step, which an update follows, and the norm of its gradients."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+    with nanstop.watch(net, optimizer) as watch:
+        watch.step(loss, rows)
+        norm = watch.update()
+    assert norm is not None
+    (incident,) = watch.incidents
+    return incident, norm
+
+
 def share(scores):
     left = 1.0 - torch.cos(scores * 0.02)
     return (scores / left).mean()
@@ -123,11 +134,8 @@ def test_what_a_line_before_has_rounded_is_computed_in_float32_there():
     nn.init.zeros_(net[0].weight)
     nn.init.ones_(net[0].bias)
     net.half()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-    with nanstop.watch(net, optimizer) as watch:
-        watch.step(lambda x: share(net(x)), batch(0)["x"].half())
-        assert watch.update()
-    (incident,) = watch.incidents
+    incident, norm = incident_of(net, lambda x: share(net(x)), batch(0)["x"].half())
+    assert norm
     assert [atom.remedy for atom in incident.proof.minimal] == ["fp32_line"]
     assert incident.proof.verdict == "proven"
     assert "+ left = 1.0 - torch.cos(scores.float() * 0.02)" in render(incident)
@@ -165,11 +173,9 @@ def rounded(scores):
 def test_a_line_in_float32_is_typed_as_a_person_would(loss, factor, new):
     torch.manual_seed(0)
     net = nn.Linear(WIDTH, WIDTH)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-9)
-    with nanstop.watch(net, optimizer) as watch:
-        watch.step(lambda x: loss(net(x) * factor), batch(0)["x"].abs() + 1)
-        assert watch.update() is not None
-    (incident,) = watch.incidents
+    incident, _ = incident_of(
+        net, lambda x: loss(net(x) * factor), batch(0)["x"].abs() + 1, lr=1e-9
+    )
     assert [atom.remedy for atom in incident.proof.minimal] == ["fp32_line"]
     assert incident.proof.verdict == "proven"
     text = render(incident)
@@ -180,17 +186,14 @@ def test_a_line_in_float32_is_typed_as_a_person_would(loss, factor, new):
 def test_a_line_that_autocast_rounds_is_typed_in_a_block_without_it():
     torch.manual_seed(0)
     net = nn.Linear(WIDTH, WIDTH)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
     rows = 300 * torch.randn(ROWS, WIDTH)
 
     def loss(x):
         with torch.autocast("cpu", dtype=torch.float16):
             return agreement(net(x), x)
 
-    with nanstop.watch(net, optimizer) as watch:
-        watch.step(loss, rows)
-        assert watch.update()
-    (incident,) = watch.incidents
+    incident, norm = incident_of(net, loss, rows, lr=1e-4)
+    assert norm
     assert [atom.remedy for atom in incident.proof.minimal] == ["fp32_line"]
     assert incident.proof.verdict == "proven"
     text = render(incident)
@@ -216,7 +219,6 @@ def test_a_module_of_the_scripts_own_is_typed_as_its_line():
     """The module is kept in float32 meanwhile: that costs no call of Python for each function."""
     torch.manual_seed(0)
     net = nn.Sequential(Scores())
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-9)
     with torch.no_grad():
         for p in net.parameters():
             p.mul_(600.0)
@@ -225,10 +227,7 @@ def test_a_module_of_the_scripts_own_is_typed_as_its_line():
         with torch.autocast("cpu", dtype=torch.float16):
             return nn.functional.cross_entropy(net(x), torch.arange(ROWS))
 
-    with nanstop.watch(net, optimizer) as watch:
-        watch.step(loss, batch(0)["x"])
-        assert watch.update() is not None
-    (incident,) = watch.incidents
+    incident, _ = incident_of(net, loss, batch(0)["x"], lr=1e-9)
     assert incident.proof.verdict == "proven"
     assert [atom.remedy for atom in incident.proof.minimal] == ["island"]
     assert [atom.remedy for atom in incident.proof.typed] == ["fp32_line"]
@@ -253,13 +252,9 @@ def test_a_norm_of_the_scripts_own_is_typed_in_float32_and_back():
     """Weights in half precision want its result as narrow as it was."""
     torch.manual_seed(0)
     net = nn.Sequential(RootMeanSquare(), nn.Linear(WIDTH, WIDTH)).half()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     rows = batch(0)["x"].half()
     rows[1] = 0.0
-    with nanstop.watch(net, optimizer) as watch:
-        watch.step(lambda x: net(x).float().square().mean(), rows)
-        assert watch.update() is not None
-    (incident,) = watch.incidents
+    incident, _ = incident_of(net, lambda x: net(x).float().square().mean(), rows)
     assert [atom.remedy for atom in incident.proof.minimal] == ["island"]
     text = render(incident)
     assert "torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)" in text

@@ -17,8 +17,8 @@ def next_form(
     """Return the forms with that of the line where the step fails under them, or of a line that was
     only guarded with its form in log space: the derivative of a logarithm next to 0 has no guard.
     Of lines in float32 the last gives back what is narrow. One behind others that has no form in
-    log space is guarded. Guards whose value is not the limit
-    (``message``) come near to it. None where there is no other, or they are many.
+    log space is guarded. Guards whose value is not the limit (``message``) come near to it. None
+    where there is no other, or they are many.
     """
     if message == OTHER_LIMIT:
         off_zero, _ = OFF_ZERO
@@ -28,15 +28,17 @@ def next_form(
     if event is None or event.source is None or len(held) >= _MOST_LINES:
         return None
     target = f"{event.source.file}:{event.source.line}"
-    guarded = f"{GUARDED}:{op_kind(event.forward_op or event.op)}"
+    op = op_kind(event.forward_op or event.op)
     here = [atom.remedy for atom in held if atom.target == target]
     others = tuple(atom for atom in held if atom.target != target)
     if here == ["stable_form"]:
-        return (*others, Atom(remedy="form", target=target, value=guarded)) if others else None
+        guarded = Atom(remedy="form", target=target, value=f"{GUARDED}:{op}")
+        return (*others, guarded) if others else None
     if here:
         stable = Atom(remedy="stable_form", target=target, value="log_space")
         return (*held, stable) if here == ["form"] else None
-    value = guarded if form_of(held[0])[0] == GUARDED else held[0].value
-    if form_of(held[0])[0] == AND_BACK:  # only what comes last is narrow again
+    form = form_of(held[0])[0]
+    value = f"{form}:{op}" if form in (GUARDED, AND_BACK, "float32") else held[0].value
+    if form == AND_BACK:  # only what comes last is narrow again
         held = tuple(replace(one, value=f"float32:{form_of(one)[1]}") for one in held)
     return (*held, replace(held[0], target=target, value=value))

@@ -12,7 +12,6 @@ from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nanstop.errors import ShortOfMemoryError
 from nanstop.numerics.parked import copied_to_host
@@ -22,6 +21,7 @@ from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.reference.agreement import SAME, Gaps, agree, gaps_between
 from nanstop.prove.reference.beside import met_beside
 from nanstop.prove.reference.ladder import Ladder, Rung
+from nanstop.prove.reference.manner import Manner
 from nanstop.records import op_kind
 from nanstop.remedies.precision import reference
 from nanstop.remedies.streamed import Stream, streamed
@@ -30,7 +30,7 @@ from nanstop.replay.path import Path
 from nanstop.replay.rerun import Attempt
 from nanstop.replay.step import Batch, gradients_of
 from nanstop.tracing.definitions.attention import FUSED_ATTENTION
-from nanstop.tracing.in_float64 import Lifted, NarrowFailures
+from nanstop.tracing.in_float64 import NarrowFailures
 from nanstop.tracing.operators import CASTS
 
 
@@ -44,8 +44,7 @@ class ExactRuns:
     is held in it at a time. ``op``: what failed; fused attention that fails in exact numbers too is
     computed in its parts, for its kernel may be wrong in every format. ``has_value``: whether what
     failed has one in float64, with all before it in that. ``loss_in_float64``: of a run in float64
-    of which only the backward fails. ``leaves_half``: casts of the script to half precision are
-    left out, without which float32 passes.
+    of which only the backward fails.
     """
 
     def __init__(
@@ -56,16 +55,16 @@ class ExactRuns:
         *,
         has_value: bool = False,
     ) -> None:
-        self._failing, self._is_fused, self._is_opened = failing, FUSED_ATTENTION in op, False
+        self._failing, self._is_fused = failing, FUSED_ATTENTION in op
         self._is_cast = op_kind(op) in CASTS if op else False
         self._ladder = ladder or Ladder(failing, "")
         self._paths: dict[int, Path] = {}
         self._runs: dict[int, Attempt] = {}
-        self._takes_choices = True
+        self._manner = Manner()
         self._fails_in_float64 = False
         self._has_value = has_value
         self.loss_in_float64: float | None = None
-        self._is_by_parts = self._is_lifted = self.leaves_half = False
+        self._is_by_parts = False
         self.dtype = torch.float32
 
     def beside(self, failing: FailingStep) -> ExactRuns:
@@ -84,6 +83,11 @@ class ExactRuns:
         """
         return self.dtype is torch.float64 or self.leaves_half
 
+    @property
+    def leaves_half(self) -> bool:
+        """Whether casts of the script to half precision are left out, without which it passes."""
+        return self._manner.leaves_half
+
     def path(self, micro: int) -> Path:
         """Return the path of a micro-batch."""
         return self._paths.setdefault(micro, Path())
@@ -101,25 +105,25 @@ class ExactRuns:
         """
         if micro not in self._runs:
             run = self._exact(self.path(micro), micro)
-            if run.failed and self._takes_choices and self.path(micro).num_choices:
-                self._takes_choices = False
-                freed = self._exact(self.path(micro), micro)
-                self._takes_choices = freed.failed
-                run = run if freed.failed else freed
-            if run.failed and self._is_fused:
-                self._is_opened = True
-                opened = self._exact(self.path(micro), micro)
-                self._is_opened = not opened.failed
-                run = run if opened.failed else opened
-            if run.failed and micro == self._failing.micro and self._may_cast():
-                self.leaves_half = True
-                wide = self._exact(self.path(micro), micro)
-                self.leaves_half = not wide.failed
-                run = run if wide.failed else wide
+            for manner in self._other_manners(micro):
+                if not run.failed:
+                    break
+                before, self._manner = self._manner, manner
+                again = self._exact(self.path(micro), micro)
+                run, self._manner = (run, before) if again.failed else (again, manner)
             self._runs[micro] = run
             if run.failed and micro == self._failing.micro and self.may_widen():
                 self._widen(micro)
         return self._runs[micro]
+
+    def _other_manners(self, micro: int) -> Iterator[Manner]:
+        """Yield in which other manner a micro-batch that fails may pass."""
+        if self._manner.takes_choices and self.path(micro).num_choices:
+            yield replace(self._manner, takes_choices=False)
+        if self._is_fused:
+            yield replace(self._manner, is_opened=True)
+        if micro == self._failing.micro and self._may_cast():
+            yield replace(self._manner, leaves_half=True)
 
     def _may_cast(self) -> bool:
         """Return whether the script may have cast to half precision in the float32 run."""
@@ -140,7 +144,7 @@ class ExactRuns:
         if not made.failed:
             self._runs = {micro: made}
             return
-        self.dtype, self._is_lifted = torch.float32, False
+        self.dtype, self._manner = torch.float32, replace(self._manner, is_lifted=False)
         # What refuses float64 (a constant of the script in float32, in a product) says nothing,
         # nor does what fails in the narrower format of a tensor of the script's own.
         is_run = run.error is None or self._runs[micro].error is not None
@@ -150,7 +154,7 @@ class ExactRuns:
 
     def _lifted(self, micro: int) -> Attempt:
         """Run a micro-batch in float64 where the script casts to float32, too."""
-        self._is_lifted = True
+        self._manner = replace(self._manner, is_lifted=True)
         with eager():
             return self._whole(self.path(micro), micro)
 
@@ -204,7 +208,7 @@ class ExactRuns:
     def num_taken(self) -> tuple[int, int]:
         """Return how many draws and how many choices of the failing micro-batch all runs share."""
         path = self.path(self._failing.micro)
-        return path.num_draws, path.num_choices if self._takes_choices else 0
+        return path.num_draws, path.num_choices if self._manner.takes_choices else 0
 
     def gaps(self, micro: int, run: Attempt, under: Under) -> Gaps | None:
         """Return how far a run under a context is from the exact one; None where one has no loss.
@@ -305,13 +309,9 @@ class ExactRuns:
     @contextmanager
     def _in(self, dtype: torch.dtype) -> Iterator[None]:
         failing = self._failing
-        parts = sdpa_kernel(SDPBackend.MATH) if self._is_opened else nullcontext()
         # An update that is yet to come is tried from the snapshot on, with those before it.
         exact = reference(failing.step.view, dtype, with_state=failing.makes_updates)
-        narrow = frozenset(HALF if self.leaves_half else ())
-        if self._is_lifted and dtype is torch.float64:
-            narrow |= {torch.float32}
-        with parts, exact, Lifted(dtype, narrow) if narrow else nullcontext():
+        with exact, self._manner.within(dtype):
             yield
 
     def _exact(self, path: Path, micro: int, batch: Batch | None = None) -> Attempt:
@@ -375,7 +375,7 @@ class ExactRuns:
         formats: set[torch.dtype] | None = None,
     ) -> Attempt:
         """Run a batch on a path, which is made by it where it is not known yet."""
-        played = partial(path.played, choices=self._takes_choices, formats=formats)
+        played = partial(path.played, choices=self._manner.takes_choices, formats=formats)
         along = played if path.is_known else partial(self._first, path)
         run = self._failing.attempt(
             micro,

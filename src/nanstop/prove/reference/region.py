@@ -151,7 +151,7 @@ class RegionRuns(ExactRuns):
                 undo.enter_context(computed_anew(view))
                 undo.enter_context(torch.enable_grad())
                 for call in calls:
-                    with path.played(choices=self._takes_choices, start=call.place):
+                    with path.played(choices=self._manner.takes_choices, start=call.place):
                         made += _run_again(call, module.forward)
                 return made, {name: grad.clone() for name, grad in gradients_of(module).items()}
         except Exception as error:

@@ -87,12 +87,13 @@ class Typed:
 
     def _autocast(self, frame: FrameType, call: Call) -> AbstractContextManager[object]:
         """Return the block without autocast that a frame is in now, where it is in one."""
-        devices = [one.device.type for one in tree_leaves(call.args) if isinstance(one, Tensor)]
-        if self._found is None or not self._found.apart or not devices:
+        if self._found is None or not self._found.apart:
             return nullcontext()
         statement = self._statement(frame.f_lineno, span_at(*place_of(frame)))
-        is_apart = statement in self._found.apart
-        return out_of_autocast(devices[0]) if is_apart else nullcontext()
+        tensors = [one for one in tree_leaves(call.args) if isinstance(one, Tensor)]
+        if statement not in self._found.apart or not tensors:
+            return nullcontext()
+        return out_of_autocast(tensors[0].device.type)
 
     def _answered(self, frame: FrameType, call: Call) -> Any:
         one = self._meant(frame, call.spelled)

@@ -16,10 +16,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from nanstop.numerics.tensors import HALF
 from nanstop.remedies.forms.calls import Call
+from nanstop.rewrite.operations import CASTS
 
 _NO_VALUES = frozenset({"", "get", "set", "setitem"})
 """Calls that compute nothing: attributes and writes."""
-_CASTS = frozenset({"half", "bfloat16", "to", "type", "type_as"})
+_CASTS = CASTS | {"type_as"}
 """The script's own."""
 
 

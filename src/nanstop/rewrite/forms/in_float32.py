@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from nanstop.records.formats import HALF
 from nanstop.records.line_forms import UNCAST
 from nanstop.rewrite.draft import Draft, NotKnownError, is_simple
-from nanstop.rewrite.operations import Operation, is_cheap, number_of
+from nanstop.rewrite.operations import CASTS, Operation, is_cheap, number_of
 from nanstop.rewrite.source import Edit, is_closed
 
 _PRODUCTS = frozenset({"matmul", "mm", "bmm", "dot", "mv", "addmm", "einsum", "linear"})
 """Each of which torch may compute by another; their operands have to be of one format."""
 
-_CASTS = frozenset({"half", "bfloat16", "to", "type"})
 _STEP = "    "
 
 
@@ -93,7 +92,7 @@ def _is_widened(draft: Draft, read: list[ast.expr]) -> bool:
 def rewrite_uncast(draft: Draft) -> bool:
     """Return whether the statement casts to half precision; the draft holds casts to float32."""
     for one in draft.operations():
-        if one.name in _CASTS and one.is_method and all(map(_may_be_half, one.args[1:])):
+        if one.name in CASTS and one.is_method and all(map(_may_be_half, one.args[1:])):
             draft.edits.append(_cast_instead(draft, one))
     return bool(draft.edits)
 

@@ -187,9 +187,9 @@ def _is_of_positive(trace: Trace, op: Op) -> bool:
 
 def _is_square_of_small(trace: Trace, op: Op) -> bool:
     """Return whether an op makes nothing but 0 of one tensor that is not 0 and no other operand:
-    a power of it, or its product with itself.
+    a power of it, or its product with itself. A product along a dimension is 0 with one factor.
     """
-    if any(one.slot < 0 for one in (*op.inputs, *op.outputs)):
+    if op_kind(op.name) == "prod" or any(one.slot < 0 for one in (*op.inputs, *op.outputs)):
         return False
     if any(number == 0.0 or math.isinf(number) for number in op.scalars):
         return False

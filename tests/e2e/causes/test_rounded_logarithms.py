@@ -56,3 +56,13 @@ def test_the_logarithm_within_a_distribution():
     found = said(loss, v=x())
     assert (found[0].code, found[0].confidence) == ("NS207", "certain")
     assert found[0].cause == "the logarithm of an exact 0"
+
+
+def test_a_product_with_one_factor_of_0_was_not_rounded():
+    def loss(net, b):
+        factors = net(b["v"]).exp() * (torch.arange(WIDTH) > 0)
+        return factors.prod(-1).log().mean()
+
+    found = said(loss, v=x())
+    assert found[0].code == "NS207"
+    assert not any("rounds to 0" in line for line in found[0].lines)

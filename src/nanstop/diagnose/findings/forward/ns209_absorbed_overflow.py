@@ -59,6 +59,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     found = evidence.localization
     others = len(found.absorbed) - 1 if found is not None else 0
     more = (f"{counted(others, 'more overflow')} absorbed in the same step",) if others > 0 else ()
+    # Of a failure the place of the operation itself is told.
+    line = event.source if evidence.incident is None else None
     return Diagnosis(
         code="NS209",
         title=f"overflow in `{op_name(event.op)}` became a finite number",
@@ -67,9 +69,10 @@ def check(evidence: Evidence) -> Diagnosis | None:
             "the loss is finite and wrong"
         ),
         confidence="certain" if event.wider == "finite" else "likely",
-        lines=more,
+        lines=(*((line.quoted,) if line is not None else ()), *more),
         remedies=_remedies(evidence, event, output.dtype),
         where=event.module,
+        source=line,
         seen=sighting(evidence, event.phase, op=event.op),
     )
 

@@ -561,7 +561,9 @@ def test_the_gauge_finds_overflow_that_was_absorbed_and_takes_its_share_of_time_
     found = {row["code"]: row for row in summary(tmp_path)["findings"]}["NS209"]
     assert (found["step"], found["micro"], found["phase"]) == (step.id.step, 0, "forward")
     assert found["op"].startswith("aten.mul")
-    assert "return x * torch.rsqrt((x * x).mean(-1, keepdim=True)) * self.scale" in found["lines"][0]
+    assert (
+        "return x * torch.rsqrt((x * x).mean(-1, keepdim=True)) * self.scale" in found["lines"][0]
+    )
 
 
 def test_a_look_that_needs_room_is_a_small_share_of_the_run(tmp_path, monkeypatch):

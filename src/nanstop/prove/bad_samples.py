@@ -5,9 +5,10 @@ change in those.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from nanstop.prove.reference.agreement import SAME, largest_gap
 from nanstop.records import Atom, Position
 from nanstop.records.remedies import makes_rows, new_rows_of
 from nanstop.remedies.apply import applied
-from nanstop.remedies.data import dropped_micros, rebatch
+from nanstop.remedies.data import dropped_micros, rebatch, taken
 from nanstop.replay.batches import num_samples
 from nanstop.replay.conditions import Under
 from nanstop.replay.rerun import Attempt
@@ -28,6 +29,8 @@ from nanstop.replay.step import Batch
 _MAX_ROWS = 32
 """More samples than that are halved, and only what fails is looked into further."""
 _MAX_RUNS = 64
+_MAX_RUNS_OF_ALL = 20
+"""Runs of as many samples as the failing one has."""
 _TIMES_AVERAGE = 2.0
 """Times the share of a softmax of as many average classes that new rows may take.
 
@@ -54,7 +57,7 @@ def bad_rows(failing: FailingStep) -> tuple[int, ...] | None:
     if rows == 1:
         return (0,)
     if rows > _MAX_ROWS:
-        return _bad_by_halves(failing, rows)
+        return _bad_by_halves(rows, partial(_fails_alone, failing), _MAX_RUNS)
     fails = [_fails_alone(failing, range(row, row + 1)) for row in range(rows)]
     if None in fails:
         return None
@@ -84,8 +87,12 @@ def _healthy_rows(failing: FailingStep) -> tuple[int, ...] | None:
 
 
 def bad_places(failing: FailingStep) -> tuple[Position, ...] | None:
-    """Return the samples that fail by themselves, unless that tells none from the others."""
+    """Return the samples that fail by themselves, or where a step takes no fewer of them among
+    copies of their own, unless that tells none from the others.
+    """
     bad, rows = bad_rows(failing), num_samples(failing.step.batches[failing.micro])
+    if bad is None and rows is not None and not failing.update:
+        bad = _bad_among_copies(failing, rows)
     if not bad or len(bad) == rows:
         return None
     return tuple(Position(sample=row) for row in bad)
@@ -105,7 +112,9 @@ def atoms_for(failing: FailingStep, atoms: tuple[Atom, ...], micro: int) -> tupl
     return (*rest, *(Atom(remedy="drop_sample", target=f"{micro}:{row}") for row in rows))
 
 
-def _bad_by_halves(failing: FailingStep, rows: int) -> tuple[int, ...] | None:
+def _bad_by_halves(
+    rows: int, fails_so: Callable[[range], bool | None], most_runs: int
+) -> tuple[int, ...] | None:
     """Return the samples that fail by themselves: what passes together has none. None where a part
     fails whose halves pass, or where so many fail that it would take too many runs.
     """
@@ -114,9 +123,9 @@ def _bad_by_halves(failing: FailingStep, rows: int) -> tuple[int, ...] | None:
     num_runs = 0
     while parts:
         halves = [parts.pop(), parts.pop()]
-        fails = [_fails_alone(failing, half) for half in halves]
+        fails = [fails_so(half) for half in halves]
         num_runs += 2
-        if None in fails or not any(fails) or num_runs > _MAX_RUNS:
+        if None in fails or not any(fails) or num_runs > most_runs:
             return None
         for half in (half for half, failed in zip(halves, fails, strict=True) if failed):
             middle = half.start + len(half) // 2
@@ -127,6 +136,27 @@ def _bad_by_halves(failing: FailingStep, rows: int) -> tuple[int, ...] | None:
     return tuple(sorted(bad))
 
 
+def _bad_among_copies(failing: FailingStep, rows: int) -> tuple[int, ...] | None:
+    """Return the samples that fail in a batch of nothing else that has as many of them: a loss may
+    count on their number. None where none is told from the others, or the step fails with copies
+    of a healthy one in their places.
+    """
+    if rows < 2:
+        return None
+
+    def fails(some: range) -> bool | None:
+        filled = [row if row in some else some.start for row in range(rows)]
+        return _fails_with(failing, taken(batch, filled))
+
+    batch = failing.step.batches[failing.micro]
+    bad = _bad_by_halves(rows, fails, _MAX_RUNS_OF_ALL)
+    healthy = next((row for row in range(rows) if bad and row not in bad), None)
+    if bad is None or healthy is None:
+        return None
+    cleared = taken(batch, [healthy if row in bad else row for row in range(rows)])
+    return bad if _fails_with(failing, cleared) is False else None
+
+
 def _fails_alone(failing: FailingStep, some: range) -> bool | None:
     """Return whether some samples fail by themselves; None where they cannot be run so."""
     batch = failing.step.batches[failing.micro]
@@ -134,7 +164,12 @@ def _fails_alone(failing: FailingStep, some: range) -> bool | None:
         alone = only(batch, tuple(some))
     except NanstopError:
         return None
-    run = failing.attempt(batch=alone, under=nullcontext)
+    return _fails_with(failing, alone)
+
+
+def _fails_with(failing: FailingStep, batch: Batch) -> bool | None:
+    """Return whether the micro-batch fails with another batch; None where that cannot be run."""
+    run = failing.attempt(batch=batch, under=nullcontext)
     if run.error is not None and failing.step.losses[failing.micro] is not None:
         return None
     return run.failed

@@ -85,12 +85,24 @@ def rebatch(batch: Batch, atoms: Sequence[Atom], *, micro: int | None = None) ->
     dropped = {row for of_micro, row in places if micro in (None, of_micro)}
     if not dropped:
         return batch
-    lengths = Counter(len(leaf) for leaf in _tensors(batch))
-    num_rows = lengths.most_common(1)[0][0] if lengths else 0
+    num_rows = _num_rows(batch)
     kept = [row for row in range(num_rows) if row not in dropped]
     if not kept or max(dropped) >= num_rows:
         raise NanstopError(f"cannot leave out samples {sorted(dropped)} of a batch of {num_rows}")
-    return {name: _rows(value, kept, num_rows) for name, value in batch.items()}
+    return taken(batch, kept)
+
+
+def taken(batch: Batch, rows: Sequence[int]) -> Batch:
+    """Return a batch of the samples ``rows`` of another in this order, some more than once it may
+    be. What a sample is: see ``rebatch``.
+    """
+    num_rows = _num_rows(batch)
+    return {name: _rows(value, rows, num_rows) for name, value in batch.items()}
+
+
+def _num_rows(batch: Batch) -> int:
+    lengths = Counter(len(leaf) for leaf in _tensors(batch))
+    return lengths.most_common(1)[0][0] if lengths else 0
 
 
 def dropped_micros(atoms: Sequence[Atom]) -> frozenset[int]:
@@ -135,7 +147,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(list(value.values()))
 
 
-def _rows(value: Any, kept: list[int], num_rows: int) -> Any:
+def _rows(value: Any, kept: Sequence[int], num_rows: int) -> Any:
     if isinstance(value, Tensor):
         return value[kept] if value.dim() and len(value) == num_rows else value
     if isinstance(value, Mapping):

@@ -424,6 +424,9 @@ GUARDED = {
     ("return x / x.abs().sum(-1, keepdim=True)", "div"): (
         "return x / divisor.masked_fill(divisor == 0, 1)"
     ),
+    ("return x / (x * y).sum(-1, keepdim=True).sqrt()", "div"): (
+        "return x / (x * y).sum(-1, keepdim=True).clamp(min=1.2e-38).sqrt()"
+    ),
     ("return torch.sqrt(x * y)", "sqrt"): "return torch.sqrt((x * y).clamp(min=1.2e-38))",
     ("return (x * y).sqrt()", "sqrt"): "return (x * y).clamp(min=1.2e-38).sqrt()",
     ("return (x * y) ** 0.5", "pow"): "return (x * y).clamp(min=1.2e-38) ** 0.5",

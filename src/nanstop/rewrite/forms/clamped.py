@@ -35,13 +35,14 @@ def _bound(draft: Draft, found: Operation) -> str:
         return "min=1"
     if draft.bounded:
         return f"min={_number(least_number(draft.dtype))}"
-    if _is_root(found) and draft.dtype != "float16" and draft.least >= _LEAST_OF_ROOT:
+    if is_root(found) and draft.dtype != "float16" and draft.least >= _LEAST_OF_ROOT:
         return f"min={_number(_LEAST_OF_ROOT)}"
     of = draft.source.segment(found.operand) if is_cheap(found.operand) else ""
     return f"min={draft.tiny(of)}"
 
 
-def _is_root(found: Operation) -> bool:
+def is_root(found: Operation) -> bool:
+    """Return whether an operation is a square root, as a power it may be."""
     exponent = number_of(found.argument(1, "exponent"))
     return found.name == "sqrt" or (found.name == "pow" and exponent == 0.5)
 

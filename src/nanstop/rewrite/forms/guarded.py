@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from nanstop.records.line_forms import BETWEEN_POLES, HAVE_BOUNDS
 from nanstop.records.vocabulary import LOSSES_OF_ELEMENTS
 from nanstop.rewrite.draft import Draft, NotKnownError, is_steady
-from nanstop.rewrite.forms.clamped import above_one, clamp, clamped, edged, log_of_more
+from nanstop.rewrite.forms.clamped import above_one, clamp, clamped, edged, is_root, log_of_more
 from nanstop.rewrite.forms.guarded_losses import LOSSES
 from nanstop.rewrite.operations import (
     FILLS,
@@ -195,6 +195,10 @@ def _divided(draft: Draft, found: Operation) -> str | None:
     normalized = None if draft.masked else _normalized(draft, found)
     if normalized is not None:
         return normalized
+    root = operation(draft.source, divisor)
+    if root is not None and is_root(root) and not draft.infinite and not draft.masked:
+        # By what is put in the place of the root its own derivative stays infinite.
+        return draft.with_operand(found, 1, clamped(draft, root))
     value = draft.twice(divisor, "divisor")
     value = value if is_cheap(divisor) or value.isidentifier() else f"({value})"
     quotient = draft.with_operand(found, 1, f"{value}.masked_fill({value} == 0, 1)")

@@ -260,6 +260,28 @@ def test_a_norm_of_the_scripts_own_is_typed_in_float32_and_back():
     assert "torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)" in text
 
 
+class Decay(nn.Module):
+    """What an earlier row leaves to the later ones, by differences of sums."""
+
+    def __init__(self):
+        super().__init__()
+        self.rate, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        passed = nn.functional.softplus(self.rate(x) + 8.0).cumsum(0)
+        kept = (x * torch.exp(passed)).cumsum(0) * torch.exp(-passed)
+        return self.out(kept)
+
+
+def test_a_line_of_the_whole_models_own_forward_is_narrow_again_for_weights_in_half():
+    torch.manual_seed(0)
+    net = Decay().half()
+    incident, _ = incident_of(net, lambda x: net(x).float().square().mean(), batch(0)["x"].half())
+    assert incident.proof.verdict == "proven"
+    assert [atom.remedy for atom in incident.proof.minimal] == ["fp32_line"]
+    assert "torch.exp(-passed.float())).to(passed.dtype)" in render(incident)
+
+
 class Unit(nn.Module):
     """Rows of norm one, in a format that has no 1e-12."""
 

@@ -79,7 +79,7 @@ def own_lines(event: OpEvent) -> Candidates:
     atoms = tuple(_in_float32(one, f"float32:{one.op}") for one in own)
     uncast = tuple(_in_float32(one, UNCAST) for one in own if one.casts)
     is_own = bool(own) and own[0].source == event.source
-    may_go_back = is_own and bool(event.module)
+    may_go_back = is_own and event.phase != "loss"
     back = (_in_float32(own[0], f"{AND_BACK}:{own[0].op}"), *atoms[1:]) if may_go_back else ()
     sets = (atoms[:1] if is_own else (), atoms if len(atoms) > is_own else (), uncast, back)
     return tuple(one for one in sets if one)

@@ -192,19 +192,25 @@ def _divided(draft: Draft, found: Operation) -> str | None:
     if draft.kept or (draft.counted and not draft.masked):
         least = draft.tiny(draft.source.segment(divisor)) if draft.kept else "1"
         return draft.with_operand(found, 1, f"{draft.source.operand(divisor)}.clamp(min={least})")
-    normalized = None if draft.masked else _normalized(draft, found)
-    if normalized is not None:
-        return normalized
-    root = operation(draft.source, divisor)
-    if root is not None and is_root(root) and not draft.infinite and not draft.masked:
-        # By what is put in the place of the root its own derivative stays infinite.
-        return draft.with_operand(found, 1, clamped(draft, root))
+    kept = None if draft.masked else _normalized(draft, found) or _by_root(draft, found)
+    if kept is not None:
+        return kept
     value = draft.twice(divisor, "divisor")
     value = value if is_cheap(divisor) or value.isidentifier() else f"({value})"
     quotient = draft.with_operand(found, 1, f"{value}.masked_fill({value} == 0, 1)")
     if not draft.infinite:  # 0 / 0: 0 by anything is 0
         return quotient
     return f"{draft.torch('where')}({value} == 0, 0, {quotient})"
+
+
+def _by_root(draft: Draft, found: Operation) -> str | None:
+    """Return the quotient of 0 by a root that is taken of more than 0: what is put in the place of
+    the root alone leaves its derivative infinite. None for what is not that.
+    """
+    root = operation(draft.source, found.args[1])
+    if draft.infinite or root is None or not is_root(root):
+        return None
+    return draft.with_operand(found, 1, clamped(draft, root))
 
 
 def _by_array(draft: Draft, found: Operation) -> str:

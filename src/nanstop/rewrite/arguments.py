@@ -147,8 +147,7 @@ def _set(source: Source, atom: Atom, facts: RunFacts) -> list[Edit]:
             if own and place is None and len(call.args) > 1 + max(_PLACES.values()):
                 continue  # which of the others stands where hangs on the optimizer
             in_groups, is_all = of_groups(source, call, name) if own else ([], False)
-            for one in in_groups:
-                edits.append(Edit(*source.span(one), _text(source, one, atom, value)))
+            edits += [Edit(*source.span(one), _text(source, one, atom, value)) for one in in_groups]
             if is_all:
                 continue
             given = given_to(call, name, place)

@@ -68,11 +68,15 @@ def _anywhere(tensors: list[Tensor], like: Tensor, asked: Any) -> Tensor:
     """Return where one of the tensors, in the shape of ``like``, is what is asked for."""
     found = torch.zeros_like(like, dtype=torch.bool)
     for one in tensors:
-        try:
-            found |= asked(one).expand(like.shape)
-        except RuntimeError:  # of a shape of its own: no operand of each element
-            continue
+        if _fits(one, like):
+            found |= asked(one)
     return found
+
+
+def _fits(tensor: Tensor, like: Tensor) -> bool:
+    """Return whether a tensor has a value, its own or one for many, for each place of another."""
+    sizes = zip(reversed(tensor.shape), reversed(like.shape), strict=False)
+    return tensor.dim() <= like.dim() and all(own in (1, size) for own, size in sizes)
 
 
 def hides_no_more(

@@ -101,6 +101,38 @@ def test_where_the_loss_depends_on_the_number_none_is_proven(loss):
     assert "-1e4" not in text
 
 
+def one_less_and_dropped(given):
+    """One choice of one row is not allowed, and its score is left out besides."""
+    one_less(given)
+    given["z"][1, 2] = 0.0
+
+
+def dropped(v, b):
+    """Scores are left out after some were hidden: 0 times what hides hides no more."""
+    scores = v.masked_fill(~b["m"], float("-inf")) * (b["z"] != 0)
+    return F.cross_entropy(scores, b["y"])
+
+
+def test_a_number_that_hides_no_more_is_not_proven():
+    incident, text = shown(dropped, one_less_and_dropped)
+    assert incident.diagnoses[0].code == "NS204"
+    assert not any(atom.remedy == "finite_fill" for atom in incident.proof.minimal)
+    assert "-1e4" not in text
+
+
+def weighed(v, b):
+    """The same 0, times a log-probability that is counted with that weight alone."""
+    logp = v.masked_fill(~b["m"], float("-inf")).log_softmax(-1)
+    return -(logp * (b["z"] != 0)).mean()
+
+
+def test_a_number_that_counts_nothing_is_proven():
+    incident, text = shown(weighed, one_less_and_dropped)
+    assert incident.proof.verdict == "proven"
+    assert [atom.remedy for atom in incident.proof.minimal] == ["finite_fill"]
+    assert "-1e4" in text.partition("in code:")[2]
+
+
 BANNED = torch.zeros(WIDTH)
 BANNED[2] = float("-inf")
 RATES = torch.ones(WIDTH)

@@ -138,6 +138,31 @@ def test_an_argument_in_a_script(remedy, value, before, after):
         assert changed(after, remedy, value) == after
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            "Decay([{'params': a, 'lr': 1.0}, dict(params=b, lr=rate)], lr=0.5)",
+            "Decay([{'params': a, 'lr': 0.1}, dict(params=b, lr=rate * 0.1)], lr=0.5)",
+        ),
+        (
+            "Decay([{'params': a}, {'params': b, 'lr': 1.0}], lr=0.5)",
+            "Decay([{'params': a}, {'params': b, 'lr': 0.1}], lr=0.05)",
+        ),
+        (
+            "groups = [{'params': a, 'lr': 1.0}]\nDecay(groups, lr=0.5)",
+            "groups = [{'params': a, 'lr': 0.1}]\nDecay(groups, lr=0.5)",
+        ),
+        (
+            "Decay([{'params': a, 'weight_decay': 0.0}], lr=0.5)",
+            "Decay([{'params': a, 'weight_decay': 0.0}], lr=0.05)",
+        ),
+    ],
+)
+def test_what_groups_have_of_their_own_is_changed_there(before, after):
+    assert changed(before, "lr", "0.1") == after
+
+
 def test_of_several_optimizers_the_one_that_was_met_is_changed():
     text = IMPORTS + "a = Decay(p, lr=0.5)\nb = Decay(\n    q, lr=0.5\n)\n"
     made = SourceLine(file="train.py", line=6, function="<module>", text="b = Decay(")

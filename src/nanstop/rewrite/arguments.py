@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from nanstop.records import Atom, RunFacts, SourceLine
 from nanstop.rewrite.definitions import definition
 from nanstop.rewrite.operations import number_of
-from nanstop.rewrite.rates import is_set_since, set_anew
+from nanstop.rewrite.rates import is_set_since, of_groups, set_anew
 from nanstop.rewrite.source import Edit, Source
 
 Settings = Mapping[str, str | bool | float]
@@ -146,6 +146,10 @@ def _set(source: Source, atom: Atom, facts: RunFacts) -> list[Edit]:
             place = _PLACES.get(name) if own else None
             if own and place is None and len(call.args) > 1 + max(_PLACES.values()):
                 continue  # which of the others stands where hangs on the optimizer
+            in_groups, is_all = of_groups(source, call, name) if own else ([], False)
+            edits += [Edit(*source.span(one), _text(source, one, atom, value)) for one in in_groups]
+            if is_all:
+                continue
             given = given_to(call, name, place)
             edits += with_keyword(source, call, name, _text(source, given, atom, value), place)
     return edits

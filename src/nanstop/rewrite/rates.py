@@ -1,4 +1,4 @@
-"""Lines of a script that set the learning rate of an optimizer's groups by themselves."""
+"""What a script gives the groups of an optimizer, when it is made and since."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 
 from nanstop.records import OptimizerFacts, Report
+from nanstop.rewrite.definitions import definition
 from nanstop.rewrite.source import Edit, Source
 
 KEY = "lr"
@@ -47,6 +48,29 @@ def is_of_a_schedule(report: Report) -> bool:
         return True
     is_one = optimizer.highest is None and bool(optimizer.given)
     return is_one and not math.isclose(optimizer.given or 0.0, optimizer.scheduled, rel_tol=1e-6)
+
+
+def of_groups(source: Source, call: ast.Call, name: str) -> tuple[list[ast.expr], bool]:
+    """Return what the groups that an optimizer is made with have under a name of their own, and
+    whether each has: what the optimizer itself is given is then nobody's.
+    """
+    groups: ast.AST = call.args[0]
+    if isinstance(groups, ast.Name):
+        given = definition(source, groups, source.statement_of(call))
+        groups = given.value if given is not None else groups
+    made = [one for one in map(_entries, ast.walk(groups)) if "params" in one]
+    own = [one[name] for one in made if name in one]
+    return own, bool(own) and len(own) == len(made)
+
+
+def _entries(node: ast.AST) -> dict[str, ast.expr]:
+    """Return what a dictionary, in braces or by ``dict``, holds under names that stand there."""
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        return {str(k.value): value for k, value in pairs if isinstance(k, ast.Constant)}
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
+        return {one.arg: one.value for one in node.keywords if one.arg is not None}
+    return {}
 
 
 def set_anew(source: Source, changed: Callable[[ast.expr], str]) -> list[Edit] | None:

@@ -104,3 +104,21 @@ def test_numbers_that_a_function_has_no_value_for(spelled):
     assert named in found[0].cause
     is_below_0 = "negative" in named or "power" in named
     assert found[0].usual_cure.startswith("Keep it from 0 on") == is_below_0
+
+
+def statistics_of(v, mode, least):
+    """A batch norm with a variance that is ``least`` in one place."""
+    variance = torch.full((v.shape[-1],), 1.0)
+    variance[3] = least
+    return F.batch_norm(v, torch.zeros_like(variance), variance, training=mode)
+
+
+def test_a_variance_that_is_given_below_0_is_said():
+    found = said(lambda net, b: statistics_of(net(b["v"]), False, -0.5).sum(), v=x())
+    assert "a variance below 0, down to -0.5" in found[0].cause
+
+
+@pytest.mark.parametrize(("mode", "least"), [(True, -0.5), (False, 0.5), (False, 0.0)])
+def test_a_variance_that_has_no_part_in_it_is_not_said(mode, least):
+    found = said(lambda net, b: (statistics_of(net(b["v"]), mode, least) / 0.0).sum(), v=x())
+    assert "variance" not in found[0].cause

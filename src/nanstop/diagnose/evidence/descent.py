@@ -12,6 +12,7 @@ from nanstop.wording import number
 CONTRACTIONS = ("mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addbmm", "mul")
 """Operations by which weights weigh values; a product by hand is summed afterwards."""
 _OF_POSITIVE = ("sqrt", "rsqrt", "log", "log2", "log10")
+_BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit_no_training")
 _WITHIN_ONE = ("acos", "asin", "atanh")
 MODEST_EXPONENT = 8.0
 """An argument of which every exponential fits in float16."""
@@ -102,7 +103,24 @@ def outside_of(event: OpEvent) -> str:
     if event.name in _WITHIN_ONE and read.absmax > 1.0:
         beyond = number(read.absmax - 1)
         return f"the `{event.name}` of numbers beyond 1 in magnitude, by up to {beyond}"
-    return ""
+    return _variance_below_0(event)
+
+
+def _variance_below_0(event: OpEvent) -> str:
+    """Return which variance, that it is given and does not measure, a batch norm takes the root of
+    though it lies below 0 by more than its eps; "" for none.
+
+    What it measures itself is a result of its own, beside what it normalises.
+    """
+    measured = any(0 not in one.shape for one in event.outputs[1:])
+    if event.name not in _BATCH_NORMS or measured or not event.scalars:
+        return ""
+    given, eps = event.inputs[-1], event.scalars[-1]
+    if given.minimum is None or given.minimum + eps >= 0.0:
+        return ""
+    name = (given.name or "").removeprefix("buffer ")
+    below = f"a variance below 0, down to {number(given.minimum)}"
+    return f"{below}, in `{name}`" if name else below
 
 
 def is_below_0(event: OpEvent) -> bool:

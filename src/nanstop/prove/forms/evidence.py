@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from nanstop.prove.failing_step import FailingStep
+from nanstop.prove.forms.revived import NOT_HIDDEN, hides_no_more
 from nanstop.prove.reference.agreement import SAME, Gaps, agree, gaps_between, loss_gap
 from nanstop.prove.reference.exact import ExactRuns
 from nanstop.prove.reference.tolerances import windows_before
@@ -135,6 +136,8 @@ def objection(failing: FailingStep, exact: ExactRuns, atoms: tuple[Atom, ...], r
     """
     if not is_any_number(failing, exact, atoms, run):
         return WHICH_NUMBER
+    if hides_no_more(failing, exact, atoms, run):
+        return NOT_HIDDEN
     guards = tuple(atom for atom in atoms if atom.remedy == "form")
     if not guards or run.failed or run.loss is None:
         return ""

@@ -154,6 +154,10 @@ def test_an_argument_in_a_script(remedy, value, before, after):
             "groups = [{'params': a, 'lr': 0.1}]\nDecay(groups, lr=0.5)",
         ),
         (
+            "Decay(params=[{'params': a, 'lr': 1.0}], lr=0.5)",
+            "Decay(params=[{'params': a, 'lr': 0.1}], lr=0.5)",
+        ),
+        (
             "Decay([{'params': a, 'weight_decay': 0.0}], lr=0.5)",
             "Decay([{'params': a, 'weight_decay': 0.0}], lr=0.05)",
         ),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from nanstop.records import Atom, RunFacts, SourceLine
 from nanstop.rewrite.definitions import definition
 from nanstop.rewrite.operations import number_of
-from nanstop.rewrite.rates import is_set_since, of_groups, set_anew
+from nanstop.rewrite.rates import is_set_since, of_groups, parameters_given, set_anew
 from nanstop.rewrite.source import Edit, Source
 
 Settings = Mapping[str, str | bool | float]
@@ -121,7 +121,8 @@ def _configs(source: Source) -> list[ast.Call]:
 
 
 def _optimizers(source: Source) -> list[ast.Call]:
-    return [node for name, node in calls(source) if name in _OPTIMIZERS and node.args]
+    made = (node for name, node in calls(source) if name in _OPTIMIZERS)
+    return [one for one in made if parameters_given(one) is not None]
 
 
 def _made_at(source: Source, made: list[ast.Call], at: SourceLine | None) -> list[ast.Call]:

@@ -54,13 +54,21 @@ def of_groups(source: Source, call: ast.Call, name: str) -> tuple[list[ast.expr]
     """Return what the groups that an optimizer is made with have under a name of their own, and
     whether each has: what the optimizer itself is given is then nobody's.
     """
-    groups: ast.AST = call.args[0]
+    groups: ast.AST | None = parameters_given(call)
+    if groups is None:
+        return [], False
     if isinstance(groups, ast.Name):
         given = definition(source, groups, source.statement_of(call))
         groups = given.value if given is not None else groups
     made = [one for one in map(_entries, ast.walk(groups)) if "params" in one]
     own = [one[name] for one in made if name in one]
     return own, bool(own) and len(own) == len(made)
+
+
+def parameters_given(call: ast.Call) -> ast.expr | None:
+    """Return what an optimizer is made with to train, None where it is given nothing."""
+    named = next((one.value for one in call.keywords if one.arg == "params"), None)
+    return call.args[0] if call.args else named
 
 
 def _entries(node: ast.AST) -> dict[str, ast.expr]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -65,10 +66,19 @@ def quantized_layers(root: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, module in root.named_modules() if packed_bits(module))
 
 
+def named_with_tied(root: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Give each parameter under each of its names, as often as modules hold it.
+
+    As torch's own class does it: a module whose class has a ``named_parameters`` of its own may
+    take no ``remove_duplicate`` (losses of torchrl, which hide what targets hold).
+    """
+    return nn.Module.named_parameters(root, remove_duplicate=False)
+
+
 def tied_groups(root: nn.Module) -> tuple[tuple[str, ...], ...]:
     """Return groups of parameter names that share one storage."""
     groups: dict[tuple[Any, ...], list[str]] = {}
-    for name, p in root.named_parameters(remove_duplicate=False):
+    for name, p in named_with_tied(root):
         part = next(iter(dense_parts(p)), p)  # of a sharded one what is here
         if p.device.type == "meta" or not part.numel():
             place: tuple[Any, ...] = (id(p),)

@@ -78,10 +78,30 @@ def held_by(name: str, value: Any, kind: type[T]) -> Iterator[tuple[str, T]]:
         if id(value) in seen or isinstance(value, _HOLD_OTHERS):
             continue
         seen.add(id(value))
-        held = value if type(value) is dict else getattr(value, "__dict__", None)
-        for key, one in reversed(held.items()) if type(held) is dict else ():
+        for key, one in reversed(_table_of(value).items()):
             is_own = not isinstance(key, str) or key.startswith("_")
             pending.append((name if is_own else f"{name}.{key}", one))
+
+
+def tables_in(value: Any, but: type[Any]) -> Iterator[dict[Any, Any]]:
+    """Yield the tables of an object, and of the objects in these, see ``named_in_objects``: dicts,
+    and the attributes of any other. ``but``: a kind that is not looked into.
+    """
+    pending, seen = [value], set[int]()
+    while pending and len(seen) < _MOST_OBJECTS:
+        value = pending.pop()
+        if id(value) in seen or isinstance(value, (but, *_HOLD_OTHERS)):
+            continue
+        seen.add(id(value))
+        table = _table_of(value)
+        if table:
+            yield table
+            pending += reversed(table.values())
+
+
+def _table_of(value: Any) -> dict[Any, Any]:
+    held = value if type(value) is dict else getattr(value, "__dict__", None)
+    return held if type(held) is dict else {}
 
 
 def _parameter_names(function: Any, count: int) -> list[str]:

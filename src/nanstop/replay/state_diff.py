@@ -17,6 +17,7 @@ from operator import is_, is_not
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from nanstop.frozen import frozen
 from nanstop.replay.conditions import unrecorded
@@ -235,7 +236,10 @@ def _note(value: Any, depth: int) -> Any:
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
-    return not tensor.is_inference() and tensor.numel() <= _MAX_NUMEL
+    """What ``vmap`` or ``grad`` has wrapped can be copied only as long as these run."""
+    if tensor.is_inference() or is_functorch_wrapped_tensor(tensor):
+        return False
+    return tensor.numel() <= _MAX_NUMEL
 
 
 def _inner(values: Iterable[Any], keys: Iterable[Any], depth: int, most: int) -> dict[Any, Any]:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from nanstop.decide.agreement import on_every_rank
 from nanstop.errors import NanstopError
-from nanstop.hosts.loop.given_objects import given_in_objects
+from nanstop.hosts.loop.given_objects import given_in_objects, put_there, tables_given
 from nanstop.hosts.loop.micro import Micro, called_beside
 from nanstop.hosts.loop.rates import at_rates, learning_rates, set_learning_rates
 from nanstop.hosts.replicas import ONE_COPY, Replicas, is_here
@@ -32,6 +32,7 @@ from nanstop.replay.collectives import Collectives
 from nanstop.replay.copies.buffers import Buffers
 from nanstop.replay.copies.snapshot import Trainable, ready_scaler
 from nanstop.replay.rng import note_rng, restore_rng
+from nanstop.replay.state_diff import kept
 from nanstop.replay.step import Batch, Measure, ModelView, parameters_of, trainable_of, undone
 from nanstop.replay.untouched import versions_kept
 from nanstop.tracing.places import Line
@@ -72,6 +73,7 @@ class LoopStep:
     remedies: WindowRemedies = field(default_factory=WindowRemedies)
     replicas: Replicas = ONE_COPY
     collectives: Collectives = field(default_factory=Collectives)
+    _made: dict[int, frozenset[str]] = field(default_factory=dict)
 
     def learned(self, **facts: Any) -> None:
         self.facts = replace(self.facts, **facts)
@@ -161,6 +163,10 @@ class LoopStep:
         """Return what objects of other classes hold that models are given (a batch of graphs)."""
         return given_in_objects(self.micros[micro])
 
+    def put_in_objects(self, micro: int) -> frozenset[str]:
+        """Return the names in ``given_in_objects`` of what runs are known to put there."""
+        return self._made.get(micro, frozenset())
+
     def for_looks(self) -> LoopStep:
         """Return the step as looks run it: as it is."""
         return self
@@ -186,8 +192,13 @@ class LoopStep:
             run_again(root, self._leaves(), compiled=compiled, host=called_beside(noted)),
             self.replicas.alone(),
             redirected(root),
+            kept(tables_given(noted)),
         ):
-            return noted.rerun(given)
+            held = given_in_objects(noted) if micro not in self._made else {}
+            loss = noted.rerun(given)
+            if held:
+                self._made[micro] = put_there(held, given_in_objects(noted))
+            return loss
 
     def update(self) -> None:
         self.collectives.share(parameters_of(self.view), self.replicas.average)

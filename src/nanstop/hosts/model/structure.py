@@ -19,7 +19,7 @@ from nanstop.hosts.model.parts import (
     quantized_of,
 )
 from nanstop.hosts.model.updates import accumulation_of, resumed_state
-from nanstop.numerics.modules import packed_bits, tied_groups
+from nanstop.numerics.modules import named_with_tied, packed_bits, tied_groups
 from nanstop.numerics.token_rows import MIN_ROWS, row_blocks, row_norms, token_rows
 from nanstop.numerics.weights import odd_weights, param_groups
 from nanstop.records import TextFacts, TokenRows
@@ -120,7 +120,7 @@ def _token_rows(view: ModelView, padding: int | None) -> tuple[TokenRows, ...]:
     found: list[TokenRows] = []
     modules = dict(view.root.named_modules())
     tied = {name for group in tied_groups(view.root) for name in group}
-    parameters = dict(view.root.named_parameters(remove_duplicate=False))
+    parameters = dict(named_with_tied(view.root))
     for module in dict.fromkeys(n for n in (view.embedding(), view.head()) if n is not None):
         # An adapter's wrapper (PEFT) holds the table one level down.
         names = (f"{module}.weight", f"{module}.base_layer.weight")

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
+from torch import Tensor
+
 from nanstop.diagnose.diagnose import examine
 from nanstop.errors import NanstopError, brief
 from nanstop.localize.intervention import intervene
@@ -333,8 +335,17 @@ def _facts_around(failing: FailingStep) -> tuple[BatchFact, ...]:
     batches = failing.step.batches
     nearest = sorted(range(len(batches)), key=lambda micro: abs(micro - failing.micro))
     near = nearest[:_MAX_FACTS]
-    whole = {m: {**batches[m], **given_in_objects(failing.step, m)} for m in near}
+    whole = {m: {**batches[m], **_only_given(failing.step, m)} for m in near}
     return tuple(fact for m, batch in whole.items() for fact in batch_facts(batch, m))
+
+
+def _only_given(step: Step, micro: int) -> dict[str, Tensor]:
+    """Return what objects hold that a model is given, but for what the step itself has put there:
+    its errors, which a replay buffer weighs samples by, say.
+    """
+    made = getattr(step, "put_in_objects", lambda _: ())(micro)
+    held = given_in_objects(step, micro)
+    return {name: one for name, one in held.items() if name not in made}
 
 
 def _large_weights(failing: FailingStep) -> tuple[TensorStats, ...]:

@@ -69,6 +69,23 @@ def named_in_objects(
 
 def held_by(name: str, value: Any, kind: type[T]) -> Iterator[tuple[str, T]]:
     """Yield the values of a kind that an object holds, see ``named_in_objects``."""
+    for own, one in _reached(name, value, kind):
+        if isinstance(one, kind):
+            yield own, one
+
+
+def tables_in(value: Any, but: type[Any]) -> Iterator[dict[Any, Any]]:
+    """Yield the tables of an object, and of the objects in these, see ``named_in_objects``: dicts,
+    and the attributes of any other. ``but``: a kind that is not looked into.
+    """
+    objects = (one for _, one in _reached("", value, but) if not isinstance(one, but))
+    return filter(None, map(_table_of, objects))
+
+
+def _reached(name: str, value: Any, kind: type[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield with their names an object, those that it leads to, and the values of a kind that these
+    hold, which are not looked into.
+    """
     pending, seen = [(name, value)], set[int]()
     while pending and len(seen) < _MOST_OBJECTS:
         name, value = pending.pop()
@@ -78,25 +95,10 @@ def held_by(name: str, value: Any, kind: type[T]) -> Iterator[tuple[str, T]]:
         if id(value) in seen or isinstance(value, _HOLD_OTHERS):
             continue
         seen.add(id(value))
+        yield name, value
         for key, one in reversed(_table_of(value).items()):
             is_own = not isinstance(key, str) or key.startswith("_")
             pending.append((name if is_own else f"{name}.{key}", one))
-
-
-def tables_in(value: Any, but: type[Any]) -> Iterator[dict[Any, Any]]:
-    """Yield the tables of an object, and of the objects in these, see ``named_in_objects``: dicts,
-    and the attributes of any other. ``but``: a kind that is not looked into.
-    """
-    pending, seen = [value], set[int]()
-    while pending and len(seen) < _MOST_OBJECTS:
-        value = pending.pop()
-        if id(value) in seen or isinstance(value, (but, *_HOLD_OTHERS)):
-            continue
-        seen.add(id(value))
-        table = _table_of(value)
-        if table:
-            yield table
-            pending += reversed(table.values())
 
 
 def _table_of(value: Any) -> dict[Any, Any]:

@@ -15,29 +15,29 @@ def given_in_objects(micro: Any) -> dict[str, Tensor]:
     """Return the tensors in such objects among what the models of a micro-batch are called with, as
     far as its calls were recorded. No run has others in their place.
     """
-    tape = getattr(micro, "tape", None)
-    if tape is None:
-        return {}
     found: dict[str, Tensor] = {}
-    for call in tape.needed():
-        if call.rng is not None:
-            for name, one in named_in_objects(call.function, call.args, call.kwargs, Tensor):
-                found.setdefault(name, one)  # what an object keeps of its own comes later
+    for call in _model_calls(micro):
+        for name, one in named_in_objects(call.function, call.args, call.kwargs, Tensor):
+            found.setdefault(name, one)  # what an object keeps of its own comes later
     return found
 
 
 def tables_given(micro: Any) -> list[dict[Any, Any]]:
     """Return the tables of such objects: what a run puts there is the script's."""
-    tape = getattr(micro, "tape", None)
-    calls = [call for call in tape.needed() if call.rng is not None] if tape is not None else ()
-    objects = {
-        id(one): one
-        for call in calls
+    tables = (
+        table
+        for call in _model_calls(micro)
         for one in (*call.args, *call.kwargs.values())
         if not isinstance(one, (Tensor, tuple, list, dict))
-    }
-    tables = (table for one in objects.values() for table in tables_in(one, Tensor))
+        for table in tables_in(one, Tensor)
+    )
     return list({id(table): table for table in tables}.values())
+
+
+def _model_calls(micro: Any) -> list[Any]:
+    """Return the calls of models that were recorded, none where nothing was."""
+    tape = getattr(micro, "tape", None)
+    return [call for call in tape.needed() if call.rng is not None] if tape is not None else []
 
 
 def put_there(before: dict[str, Tensor], after: dict[str, Tensor]) -> frozenset[str]:

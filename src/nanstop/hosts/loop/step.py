@@ -74,6 +74,7 @@ class LoopStep:
     replicas: Replicas = ONE_COPY
     collectives: Collectives = field(default_factory=Collectives)
     _made: dict[int, frozenset[str]] = field(default_factory=dict)
+    """By micro-batch what its first run again has put into objects that the model is given."""
 
     def learned(self, **facts: Any) -> None:
         self.facts = replace(self.facts, **facts)

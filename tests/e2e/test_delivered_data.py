@@ -184,3 +184,54 @@ def test_the_statement_that_a_data_set_has_its_bad_numbers_of(tmp_path, is_repla
     (said,) = [line for line in best.lines if line.startswith("made so at")]
     made = "`numbers = numbers * 2`" if is_replaced else "`table = encoded(kind, values)"
     assert made in said
+
+
+TAKEN = (
+    HEAD
+    + """
+data, labels = torch.randn(32, 8), torch.randint(0, 4, (32,))
+values = torch.randn(32)
+order = torch.randperm(32)
+{spoil}
+scale = torch.tensor([1.0, 2.0, 3.0, 4.0])
+net = nn.Linear(8, 4)
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+losses = []
+for first in range(0, 32, 8):
+    at = {at}
+    optimizer.zero_grad()
+    loss = {loss}
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+PARAMETERS = list(net.parameters())
+"""
+)
+NORMED = "criterion(net(data[at] / data[at].norm(dim=-1, keepdim=True)), labels[at])"
+BESIDE = {
+    "slices": ("if BAD: data[13] = 0", "slice(first, first + 8)", NORMED),
+    "a permutation": ("if BAD: data[13] = 0", "order[first : first + 8]", NORMED),
+    "rows of a table": (
+        "if BAD: data[13] = 0",
+        "slice(first, first + 8)",
+        NORMED.replace("criterion", "(scale[labels[at]] * nn.CrossEntropyLoss(reduction='none')")
+        + ").mean()",
+    ),
+    "bad targets": (
+        "if BAD: values[13] = float('inf')",
+        "slice(first, first + 8)",
+        "(net(data[at]).sum(1) - values[at]).pow(2).mean()",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_labels_that_are_taken_for_the_loss_have_a_row_for_each_sample(tmp_path, name):
+    spoil, at, loss = BESIDE[name]
+    report = told(tmp_path, TAKEN.format(spoil=spoil, at=at, loss=loss))
+    (position,) = report.localization.positions
+    rows = report.incident.rows
+    assert rows.rows[position.sample] == 13
+    assert rows.data in ("`data`", "`values`")
+    assert "drop_sample" in [atoms[0].remedy for atoms in report.diagnoses[0].remedies]

@@ -86,6 +86,14 @@ FIXES.remedy("NS301", 3, "island", "head", "float32")
 FIXES.remedy("NS301", 4, "bf16")
 
 
+@FIXES.plant("NS301", 5)
+def a_logarithm_of_a_softmax_divides_by_no_share(fixed):
+    scores = torch.tensor([93.0, 0.0], requires_grad=True)
+    share = F.log_softmax(scores, -1)[1] if fixed else F.softmax(scores, -1)[1].log()
+    (-share).backward()
+    return sound(share, scores.grad)
+
+
 def bytes_of_adam(stored):
     """Bytes a parameter of its weight, gradient and moments."""
     weight = nn.Parameter(torch.ones(1000, dtype=stored))

@@ -36,6 +36,24 @@ def test_a_stable_form_is_proven_and_applied(name):
     assert incident.audit[-1].action.kind == "redo"
 
 
+def test_the_derivative_of_a_share_that_is_nearly_0_leaves_float32():
+    """exp(-93) is no 0, and 1 / exp(-93) is beyond float32: the forward is finite."""
+
+    def apart(now):
+        now["s"][1] = 1.0
+        now["t"][1] = torch.tensor([93.0] + [0.0] * (WIDTH - 1))
+
+    def loss(scores, now):
+        return -torch.log(torch.softmax(scores + now["t"], -1)[:, 1]).mean()
+
+    watch, _ = investigated(loss, apart)
+    (incident,) = watch.incidents
+    (atom,) = incident.proof.minimal
+    assert incident.diagnoses[0].code == "NS301"
+    assert (incident.proof.verdict, atom.remedy) == ("proven", "stable_form")
+    assert incident.audit[-1].outcome == "done"
+
+
 def test_without_a_healthy_row_or_a_step_before_smaller_weights_tell_the_function():
     """Saturated throughout: `log(sigmoid(v))` has no value for any row, in float64 either."""
     torch.manual_seed(0)

@@ -33,6 +33,8 @@ torch.autograd.grad(loss * 32768, weight)                     # (tensor([[49152.
    scale of 1/2 for the 81920 above. Cost: 8 bytes more a trainable parameter.
 3. Keep the module whose gradient overflows in float32. Cost: two casts.
 4. Train in bfloat16. Cost: 3 bits of precision.
+5. In float32: compute in log space what is divided by numbers that are nearly 0, as the logarithm
+   of a softmax does in its backward (`log_softmax`). Cost: none.
 
 ## Fix safety
 All but bfloat16 are safe. A power of two as loss scale changes no digit that stays in range.
@@ -52,7 +54,12 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.candidates import Candidates, fp32_trainables, precision
+from nanstop.diagnose.evidence.candidates import (
+    Candidates,
+    at_the_line,
+    fp32_trainables,
+    precision,
+)
 from nanstop.diagnose.evidence.reading import (
     failing_batch,
     first_bad,
@@ -92,7 +99,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         cause=_cause(event, output, facts),
         confidence="certain" if event.wider == "finite" else "likely",
         lines=_lines(evidence),
-        remedies=_remedies(event, output, facts),
+        remedies=_remedies(evidence, event, output, facts),
         where=event.module,
         usual_cure="" if output.dtype in NARROW else _SMALLER,
     )
@@ -134,10 +141,16 @@ def _lines(evidence: Evidence) -> tuple[str, ...]:
     return (f"reaches the gradient of {listed(spoiled)}",) if spoiled else ()
 
 
-def _remedies(event: OpEvent, output: TensorStats, facts: RunFacts) -> Candidates:
+def _remedies(
+    evidence: Evidence, event: OpEvent, output: TensorStats, facts: RunFacts
+) -> Candidates:
+    """Return what leaves the gradient room. A format of training holds no more than a wide one:
+    its line is left to write otherwise, as the logarithm of a share that is nearly 0.
+    """
     smaller: Candidates = ((Atom(remedy="loss_scale", value="0.00390625"),),)
     scale = smaller if facts.scaler else ()
-    return (*scale, *fp32_trainables(facts), *precision(event, facts, output.dtype))
+    line = () if output.dtype in NARROW else at_the_line(evidence)
+    return (*scale, *fp32_trainables(facts), *precision(event, facts, output.dtype), *line)
 
 
 RULE = Rule(

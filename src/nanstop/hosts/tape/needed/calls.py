@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from torch import Tensor
 
-from nanstop.hosts.tape.needed.fetched import fetched_data, makers
+from nanstop.hosts.tape.needed.fetched import fetched_data, makers, taken_beside
 from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tape_calls import Constant, Left, Slot, TapedCall
 from nanstop.numerics.tensors import bad_mask, by_torch_alone, has_bad
@@ -42,15 +42,16 @@ def calls_for(
     slot tells of. ``first_of_model``: the first slot that a call of the model may fill. ``anew``:
     whether what the script made before is made again although it is finite. ``delivered``: what
     loaders have given; where it came with bad rows, it is taken as it is. So is what is finite of
-    it, and what the script has taken by an index, where something made of it before is bad.
+    it, and what the script has taken by an index, where something made of it before is bad, or
+    where it was taken after the model was called.
     """
     ends = tuple(losses)
     early = [call for call in calls if call.first < first_of_model]
     data = that_came_bad(delivered, early)
     chosen = _chosen(ends, calls, first_of_model, data, anew=anew)
-    if anew or not any(call.first < first_of_model for call in chosen):  # none of those is bad
-        return chosen
-    fetched = fetched_data(chosen, calls, delivered[0])
+    fetched = {} if anew else taken_beside(chosen, calls, delivered[0])
+    if not anew and any(call.first < first_of_model for call in chosen):  # one of those is bad
+        fetched |= fetched_data(chosen, calls, delivered[0])
     return _chosen(ends, calls, first_of_model, data | fetched, anew=anew) if fetched else chosen
 
 

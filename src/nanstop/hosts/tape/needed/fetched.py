@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nanstop.hosts.tape.numbers import Number
 from nanstop.hosts.tape.tape_calls import Constant, Slot, TapedCall, filled, spelled_by
-from nanstop.numerics.tensors import has_bad, version
+from nanstop.numerics.tensors import bad_mask, has_bad, version
 from nanstop.records import BatchRows
 
 _TAKING = frozenset(
@@ -46,13 +46,43 @@ def fetched_data(
     made = {call.first: call for call in calls if call.count}
     for call in (made[one.first] for one in chosen if one.first in made):
         if call.first not in given and _takes_rows(call):
-            taken = _values(call, calls).get(call.first)
-            if taken is not None and taken.dim():
-                given[call.first] = Constant(taken, version(taken), call.first)
+            taken = _as_constant(call, calls)
+            if taken is not None:
+                given[call.first] = taken
         known = given.get(call.first)
         if known is not None and call.count == 1 and not known.moved and not has_bad(known.tensor):
             found[call.first] = known
     return found
+
+
+def taken_beside(
+    chosen: Iterable[TapedCall], calls: Sequence[TapedCall], given: dict[int, Constant]
+) -> dict[int, Constant]:
+    """Return what of the ``chosen`` calls the script has taken by an index once a model was called,
+    with a row for each sample of the model's: its labels, where ``loss(model(x[i:j]), y[i:j])`` is
+    asked for. Noted as in ``fetched_data``; what has bad rows alone is made again.
+    """
+    model = next((call for call in calls if call.rng is not None), None)
+    read = (one.tensor for one in model.held(Constant)) if model is not None else ()
+    num_rows = next((len(tensor) for tensor in read if tensor.dim()), 0)
+    found: dict[int, Constant] = {}
+    for call in chosen if num_rows and model is not None else ():
+        if call.first > model.first and _takes_rows(call):
+            known = given.get(call.first) or _as_constant(call, calls)
+            if known is not None and len(known.tensor) == num_rows and not _is_all_bad(known):
+                found[call.first] = given[call.first] = known
+    return found
+
+
+def _as_constant(call: TapedCall, calls: Sequence[TapedCall]) -> Constant | None:
+    taken = _values(call, calls).get(call.first)
+    has_rows = taken is not None and taken.dim()
+    return Constant(taken, version(taken), call.first) if taken is not None and has_rows else None
+
+
+def _is_all_bad(constant: Constant) -> bool:
+    bad = bad_mask(constant.tensor)
+    return bool(bad.reshape(len(bad), -1).any(1).all())
 
 
 def rows_taken(inputs: Iterable[Constant], calls: Sequence[TapedCall]) -> BatchRows | None:

@@ -14,6 +14,10 @@ AND_BACK = "and_back"
 """A line in float32 whose result has the format of what it reads wherever another line reads it."""
 EACH_AND_BACK = "each_and_back"
 """One that is typed at every value that it reads."""
+CARRIED, CARRIED_MATRICES = "carried", "carried_matrices"
+"""A line in log space that is typed as logarithms that its loop carries from round to round; those
+of products of a matrix and a vector, and of matrices."""
+CARRIED_AS = (CARRIED, CARRIED_MATRICES)
 UNCAST = "uncast"
 """A line in float32 that leaves out its own casts to half precision."""
 FROM_FIRST = "from_first"
@@ -123,11 +127,13 @@ def is_bounded(atoms: Iterable[Atom]) -> bool:
 
 def typed_cure(proof: Proof) -> tuple[Atom, ...]:
     """Return the cure as somebody types it: what leaves data out is no code, a bound beside it that
-    passes is; a module in float32 is a few lines of its own, where these are the script's.
+    passes is, or else a guard; a module in float32 is a few lines of its own, where these are the
+    script's.
     """
     if proof.verdict == "isolated":
-        beside = (one for one in proof.alternatives if one.passed == one.runs)
-        return next((one.atoms for one in beside if is_bounded(one.atoms)), proof.minimal)
+        passing = [one.atoms for one in proof.alternatives if one.passed == one.runs]
+        beside = sorted(filter(are_guards, passing), key=is_bounded, reverse=True)
+        return next(iter(beside), proof.minimal)
     return lines_of_modules(proof) or proof.minimal
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nanstop.records import Atom, OpEvent, Proof, Report, RunFacts
-from nanstop.records.line_forms import FORMS, GUARDED, typed_cure
+from nanstop.records.line_forms import CARRIED_AS, FORMS, GUARDED, typed_cure
 from nanstop.rewrite.arguments import Settings, cured, settings_of
 from nanstop.rewrite.config_file import with_settings
 from nanstop.rewrite.files import FileChange
@@ -101,7 +101,10 @@ class _Work:
             return
         proof = self.report.proof
         tried = proof.typed if proof is not None else None
-        forms = [one for one in ways_at(proof, atom) if tried is None or one in tried]
+        ways = ways_at(proof, atom)
+        # Which code is that of a product that is carried, only a run tells.
+        forms = [w for w in ways if tried is not None or w.value not in CARRIED_AS]
+        forms = [w for w in forms if tried is None or w in tried]
         found = ((one, edits_of(source, one, event)) for one in forms if source is not None)
         taken = next(((one, edits) for one, edits in found if edits), None)
         if taken is not None:
@@ -192,7 +195,7 @@ class _Work:
 
 def _meant(atom: Atom, taken: Atom) -> Atom:
     """Return what is typed for a form: itself, however it is typed, or another form of its line."""
-    if taken.remedy == atom.remedy and atom.remedy in ("form", "fp32_line"):
+    if taken.remedy == atom.remedy and atom.remedy in ("form", "fp32_line", "stable_form"):
         return atom
     return replace(taken, value=GUARDED) if taken.remedy == "form" else taken
 

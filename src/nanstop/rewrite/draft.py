@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from nanstop.rewrite.definitions import definition
@@ -54,6 +54,10 @@ class Draft:
     """Whether what it divides by is an array of NumPy's."""
     least: float = 0.0
     """The least number other than 0 that the failing root was of, 0 where that is not known."""
+    of_matrices: bool = False
+    """Whether what stands on the right of a product is a matrix, else a vector."""
+    log_of_variable: Callable[[str], str | None] = field(default=lambda _: None)
+    """What the logarithm of a variable is called, None of one that has none of its own."""
     lines: list[str] = field(default_factory=list[str])
     edits: list[Edit] = field(default_factory=list[Edit])
 

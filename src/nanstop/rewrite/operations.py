@@ -174,6 +174,16 @@ def is_cheap(node: ast.AST) -> bool:
     return False
 
 
+def is_size(node: ast.AST) -> bool:
+    """Return whether a node is the length of a dimension, or a number of elements."""
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
+    func = node.func if isinstance(node, ast.Call) else None
+    if isinstance(func, ast.Name):
+        return func.id == "len"
+    return isinstance(func, ast.Attribute) and func.attr in ("size", "numel", "nelement")
+
+
 def _is_view(index: ast.AST) -> bool:
     if isinstance(index, ast.Tuple):
         return all(map(_is_view, index.elts))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from nanstop.rewrite.operations import Operation, operation
+from nanstop.rewrite.operations import Operation, operation, same
 from nanstop.rewrite.source import Source
 
 
@@ -16,13 +16,16 @@ class Replaced:
     """``by``: of each operation that is replaced, by its node, the expression in its place, as the
     new file has it. ``apart``: statements that are in a block without autocast now. ``named``: what
     the lines that are new give a name to. ``remade``: constructors that have other arguments now,
-    by what the file calls what they make.
+    by what the file calls what they make. ``logs``: of values that a variable was given, what their
+    logarithms are called now, which ``by`` has; ``numbers``: of those logarithms, the variables.
     """
 
     by: Mapping[ast.expr, ast.expr]
     apart: frozenset[ast.AST]
     named: Mapping[str, ast.expr]
     remade: Mapping[str, ast.Call]
+    logs: Mapping[ast.expr, str]
+    numbers: Mapping[str, str]
 
     def constructed(self, source: Source, node: ast.expr) -> ast.Call | None:
         """Return how the module is made that a node calls as an operation; None for what calls
@@ -45,7 +48,14 @@ def replaced(old: Source, new: Source) -> Replaced | None:
     for node in ast.walk(old.tree) if search.remade else ():
         if isinstance(node, ast.Call) and ast.unparse(node.func) in search.remade:
             by.setdefault(node, node)
-    return Replaced(by, frozenset(search.apart), search.named, search.remade)
+    return Replaced(
+        by, frozenset(search.apart), search.named, search.remade, search.logs, search.numbers
+    )
+
+
+def log_name(name: str) -> str:
+    """Return what the logarithm of a variable is called, unless the file has that name already."""
+    return f"log_{name}"
 
 
 class _Search:
@@ -55,6 +65,10 @@ class _Search:
         self.apart: set[ast.AST] = set()
         self.named: dict[str, ast.expr] = {}
         self.remade: dict[str, ast.Call] = {}
+        self.logs: dict[ast.expr, str] = {}
+        stems = {log_name(name): name for name in old.names}
+        found = {one: stems.get(one.rstrip("0123456789"), "") for one in new.names - old.names}
+        self.numbers = {one: name for one, name in found.items() if name}
 
     def differ(self, old: ast.AST, new: ast.AST, *, inside: bool = False) -> bool:
         """Return whether two trees differ beyond what is kept as replaced.
@@ -70,6 +84,8 @@ class _Search:
             return False
         if type(old) is not type(new):
             return True
+        if isinstance(old, ast.Assign) and isinstance(new, ast.Assign) and self._is_log(old, new):
+            return False
         inside = inside or before is not None
         parts = [
             self._values_differ(getattr(old, name), getattr(new, name), inside=inside)
@@ -79,6 +95,21 @@ class _Search:
             return any(parts) and not self._is_remade(old, new)
         self.by[before.node] = after.node
         return False
+
+    def _is_log(self, old: ast.Assign, new: ast.Assign) -> bool:
+        """Return whether a variable was given a value of which another one has the logarithm now,
+        and note it; not where that is the logarithm of the same expression.
+        """
+        target, name = new.targets[0], old.targets[0]
+        if not isinstance(target, ast.Name) or not isinstance(name, ast.Name):
+            return False
+        if self.numbers.get(target.id) != name.id:
+            return False
+        found = operation(self._new, new.value)
+        if found is None or found.name != "log" or not same(found.operand, old.value):
+            self.by[old.value] = new.value
+            self.logs[old.value] = target.id
+        return True
 
     def _is_remade(self, old: ast.AST, new: ast.AST) -> bool:
         if not isinstance(old, ast.Assign) or not isinstance(new, ast.Assign):
@@ -148,7 +179,8 @@ class _Search:
         if not isinstance(node, ast.Assign) or len(node.targets) != 1:
             return None
         target = node.targets[0]
-        is_new = isinstance(target, ast.Name) and target.id not in self._old.names
+        known = self._old.names | self.numbers.keys()
+        is_new = isinstance(target, ast.Name) and target.id not in known
         return target.id if is_new and isinstance(target, ast.Name) else None
 
 

@@ -14,6 +14,7 @@ from nanstop.records import Atom
 from nanstop.records.line_forms import (
     AND_BACK,
     BOUNDED,
+    CARRIED_AS,
     COUNTED,
     EACH_AND_BACK,
     EACH_READ,
@@ -48,7 +49,7 @@ _BACKWARDS = ("backward", "grad")
 """Of ``Tensor`` and of ``torch.autograd``; a property's getter is called ``__get__``."""
 
 _FORMS: Mapping[str, Callable[[], Form]] = {
-    "log_space": lambda: LogSpace().call,
+    **dict.fromkeys(("log_space", *CARRIED_AS), lambda: LogSpace().call),
     "held": lambda: held.answer,
     **{number: partial(held.finite_of, float(number)) for number in FINITE_NUMBERS},
     UNCAST: lambda: wide.uncast,

@@ -56,6 +56,7 @@ class Typed:
         self._operations: dict[ast.stmt, dict[str, list[Operation]]] = {}
         self._met: Counter[tuple[ast.stmt, str]] = Counter()
         self._given: dict[tuple[ast.AST, str], Any] = {}
+        self._logs: dict[tuple[ast.AST, str], Tensor] = {}
         self._done: set[ast.expr] = set()
         self._is_unknown = self._raised = False
 
@@ -207,7 +208,19 @@ class Typed:
             result = eval(code, {**names, **written.values})
         self._raised = False
         self._done.add(one.node)
-        return result
+        name = self._found.logs.get(one.node)
+        if name is None:
+            return result
+        self._logs[scope, name] = result
+        return torch.exp(result)  # which nothing that is replaced reads
+
+    def log(self, scope: ast.AST, name: str) -> Tensor | None:
+        """Return the logarithm that a variable holds now, None for a variable that holds none."""
+        number = self._found.numbers.get(name) if self._found is not None else None
+        if number is None or (scope, name) in self._logs:
+            return self._logs.get((scope, name))
+        given = self.given(scope, ast.Name(number, ast.Load()))
+        return torch.log(given[0]) if given is not None else None
 
     def given(self, scope: ast.AST, node: ast.expr) -> tuple[Any] | None:
         """Return what an expression was when it was read last, None where that is not known."""
@@ -267,6 +280,8 @@ class _Written(ast.NodeTransformer):
             return node
         is_inner = any(isinstance(n, ast.Name) and n.id in self._bound for n in ast.walk(node))
         given = None if is_inner else self._typed.given(self._scope, node)
+        log = self._typed.log(self._scope, node.id) if isinstance(node, ast.Name) else None
+        given = given if log is None else (log,)
         if given is not None:
             name = f"_{len(self.values)}"
             self.values[name] = given[0]

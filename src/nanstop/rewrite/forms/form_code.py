@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, product
 
@@ -14,6 +15,8 @@ from nanstop.records.line_forms import (
     BOUNDED,
     BY_ARRAY,
     BY_NUMBER,
+    CARRIED_AS,
+    CARRIED_MATRICES,
     COUNTED,
     EACH_AND_BACK,
     EACH_READ,
@@ -32,6 +35,7 @@ from nanstop.records.line_forms import (
 )
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
+from nanstop.rewrite.forms.carried_logs import rewrite_carried
 from nanstop.rewrite.forms.guarded import rewrite_guarded, rewrite_held
 from nanstop.rewrite.forms.in_float32 import (
     rewrite_and_back,
@@ -123,11 +127,13 @@ def ways_at(proof: Proof | None, atom: Atom) -> tuple[Atom, ...]:
         ways = (EACH_AND_BACK,) if form == AND_BACK else ways
         return (atom, *(replace(atom, value=one) for one in ways), *forms[1:])
     guards = [one for one in forms if one.remedy == "form" and form_of(one)[0] not in _ALONE]
+    stable = [one for one in forms if one.remedy == "stable_form"]
+    carried = (replace(one, value=v) for one in stable for v in CARRIED_AS)
     whole = (replace(one, value=GUARDED) for one in guards if form_of(one)[1])
     inner = (replace(one, value=INNERMOST) for one in guards)
     masked = (replace(one, value=MASKED) for one in guards)
     every = (replace(one, value=EVERY) for one in guards)
-    return (*forms, *whole, *inner, *masked, *every)
+    return (*forms, *carried, *whole, *inner, *masked, *every)
 
 
 def _is_among(
@@ -165,6 +171,8 @@ def form_edits(
     ``device``: the kind of device that the line computes on, "" where that is not known.
     """
     statements = source.statements_at(line)[::-1]
+    if atom.value in CARRIED_AS:
+        return _carried_edits(source, statements, event, atom)
     stable = atom.remedy == "stable_form"
     later = (one for at in statements for one in source.readers_of(at)) if stable else ()
     for place in (*statements, *later):
@@ -182,6 +190,18 @@ def form_edits(
                 return draft.finished()
         except NotKnownError:
             continue
+    return ()
+
+
+def _carried_edits(
+    source: Source, statements: tuple[ast.stmt, ...], event: OpEvent | None, atom: Atom
+) -> tuple[Edit, ...]:
+    """Return the edits that have a loop carry logarithms; empty where none are known."""
+    for place in statements:
+        draft = Draft(source, place, _format(event), of_matrices=atom.value == CARRIED_MATRICES)
+        with suppress(NotKnownError):
+            if rewrite_carried(draft):
+                return tuple(draft.edits)
     return ()
 
 

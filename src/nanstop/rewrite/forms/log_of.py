@@ -19,7 +19,7 @@ from nanstop.rewrite.forms.logarithms import (
     log_softplus,
     log_tail,
 )
-from nanstop.rewrite.operations import CHEAP, Operation, constant_of, number_of, same
+from nanstop.rewrite.operations import CHEAP, Operation, constant_of, is_size, number_of, same
 from nanstop.rewrite.source import is_closed, parsed
 
 _VANISHES = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
@@ -27,13 +27,17 @@ _VANISHES = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
 _HALVES = "0.693"
 """Where either half of log(1 - exp(-x)) has lost one bit: log(2)."""
 _SELECTS = CHEAP | {"gather", "index_select", "masked_select", "float", "clone"}
-_SELECTS |= {"diag", "diagonal", "flip"}
+_SELECTS |= {"diag", "diagonal", "flip", "t"}
+_TURNED = ("T", "mT")
 
 
 def log_of(draft: Draft, node: ast.expr) -> str | None:
     """Return the logarithm of an expression without the detour that loses it; None where none is
     known.
     """
+    carried = draft.log_of_variable(node.id) if isinstance(node, ast.Name) else None
+    if carried is not None:
+        return carried
     meant = draft.meant(node)
     assert isinstance(meant, ast.expr)
     selected = _selected(draft, meant)
@@ -49,6 +53,8 @@ def _selected(draft: Draft, node: ast.expr) -> str | None:
     if isinstance(node, ast.Subscript):
         inner = log_of(draft, node.value)
         return _after(draft, node, node.value, inner)
+    if isinstance(node, ast.Attribute) and node.attr in _TURNED:
+        return _after(draft, node, node.value, log_of(draft, node.value))
     func = node.func if isinstance(node, ast.Call) else None
     if not isinstance(func, ast.Attribute) or draft.source.qualified(func):
         return None
@@ -154,11 +160,35 @@ def _log_of_both(sign: str) -> Callable[[Draft, Operation], str | None]:
         ]
         if parts.count(None) == 1 and numbers == [None, None]:
             place = parts.index(None)  # of what is negative it is NaN, and not shown
-            parts[place] = f"{draft.torch('log')}({draft.text(found.args[place])})"
+            parts[place] = _log_as_it_is(draft, found.args[place])
         first, second = parts
         return None if first is None or second is None else _joined(first, sign, second)
 
     return made
+
+
+def _log_of_matmul(draft: Draft, found: Operation) -> str | None:
+    """Log of a matrix times a vector, or a matrix: each element is a sum of products."""
+    logs = [log_of(draft, one) for one in found.args]
+    if len(logs) != 2 or found.keywords or not any(logs):
+        return None
+    left, right = (
+        log or f"{draft.torch('log')}({draft.text(one)})"
+        for log, one in zip(logs, found.args, strict=True)
+    )
+    left, dim = (f"{closed(left)}.unsqueeze(-1)", -2) if draft.of_matrices else (left, -1)
+    return f"{draft.torch('logsumexp')}({left} + {right}, {dim})"
+
+
+def _log_as_it_is(draft: Draft, node: ast.expr) -> str:
+    """Return the logarithm of what has no other form: of a size by Python's."""
+    leaves = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
+    sizes = [one for one in ast.walk(node) if is_size(one)]
+    text, log = draft.text(node), draft.source.spelled("math.log")
+    is_number = bool(sizes) and len(leaves) == len(sizes)
+    if is_number and log is None:
+        return f"{draft.torch('tensor')}(float({text})).log()"
+    return f"{log if is_number else draft.torch('log')}({text})"
 
 
 def _log_of_number(number: float) -> str:
@@ -293,6 +323,7 @@ _LOGS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "cumsum": _log_running_sum,
     "prod": _log_product,
     "mul": _log_of_both("+"),
+    **dict.fromkeys(("matmul", "mm", "mv"), _log_of_matmul),
     "div": _log_quotient,
     "pow": _log_power,
     "add": _log_added,

@@ -54,7 +54,7 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.candidates import precision, without_rows
+from nanstop.diagnose.evidence.candidates import at_the_line, precision
 from nanstop.diagnose.evidence.reading import (
     FORWARD,
     first_bad,
@@ -105,7 +105,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         ),
         remedies=precision(event, standing(evidence), output.dtype)
         if narrow
-        else without_rows(evidence),
+        else at_the_line(evidence),
         usual_cure="" if has_wider else _KEEP_FROM_0 if divided else _NO_WIDER,
         where=event.module,
     )

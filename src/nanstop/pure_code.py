@@ -12,7 +12,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 _DEEPEST = 4
-_PURE = frozenset(
+PURE = frozenset(
     getattr(builtins, name)
     for name in (
         *("abs", "all", "any", "bool", "dict", "divmod", "enumerate", "float", "int", "isinstance"),
@@ -20,7 +20,7 @@ _PURE = frozenset(
         *("sum", "super", "tuple", "zip", "ValueError", "TypeError", "RuntimeError"),
     )
 )
-_LEAVES = frozenset(
+LEAVES = frozenset(
     {
         *("append", "extend", "insert", "pop", "remove", "clear", "update", "setdefault", "add"),
         *("write", "save", "put", "send", "distributed", "register_hook"),
@@ -98,7 +98,7 @@ def _stores(step: dis.Instruction, before: str, first: str, free: set[str]) -> b
         return not first or before != first
     if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
         is_in_place = name.endswith("_") and not name.startswith("_") and name != "requires_grad_"
-        return is_in_place or name in _LEAVES
+        return is_in_place or name in LEAVES
     return _is_assigned(step) or (step.opname in ("STORE_DEREF", "DELETE_DEREF") and name in free)
 
 
@@ -221,7 +221,7 @@ def _is_harmless(value: Any, packages: tuple[str, ...], depth: int) -> bool:
     if isinstance(value, ModuleType):
         return value is math or value.__name__.partition(".")[0] in packages
     try:
-        if value in _PURE:
+        if value in PURE:
             return True
     except TypeError:  # not hashable
         return False

@@ -287,7 +287,7 @@ def test_the_line_that_prepares_a_row_is_mended_in_code(tmp_path):
     report = next(one for one in news if isinstance(one, nanstop.Report))
     shown = render(report)
     assert "give `script.py:12` a value where it has none" in shown
-    assert "tried on the rows of this micro-batch" in shown
+    assert "tried where the numbers are made again" in shown
     change = change_for(report, read)
     (file,) = change.files
     assert "/ (noise.std() or 1)" in file.after

@@ -194,6 +194,12 @@ class Localization:
     """
     held_at: SourceLine | None = None
     """The line that gave that variable its value, where the source says."""
+    unmade_at: SourceLine | None = None
+    """The line of the script that makes numbers of the variable that are not finite, where the
+    statements that gave it its value are run again.
+    """
+    mended_as: str = ""
+    """The form of that line with which they are finite there, and all else is as it was."""
     held_read: OpEvent | None = None
     """The operation that read the infinity of that variable."""
     readers: tuple[SourceLine, ...] = ()

@@ -173,9 +173,9 @@ class _Work:
         return source_of(self._text(file))
 
     def _is_current(self, source: Source, event: OpEvent | None, file: str, line: int) -> bool:
-        rows = self.report.incident.rows
-        unmade = rows.unmade_at if rows is not None else None
-        read = (event.source if event is not None else None, unmade)
+        again = (self.report.incident.rows, self.report.localization)
+        unmade = (one.unmade_at for one in again if one is not None)
+        read = (event.source if event is not None else None, *unmade)
         place = next((p for p in read if p is not None and (p.file, p.line) == (file, line)), None)
         if place is None or not place.text:
             return True

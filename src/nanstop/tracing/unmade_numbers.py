@@ -7,7 +7,8 @@ each of its results is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import CodeType
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from nanstop.numerics.tensors import by_torch_alone, tensors
 from nanstop.own_code import is_library
@@ -84,7 +86,9 @@ class _Seen(OwnMode):
 
     def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         with by_torch_alone():
-            was_bad = any(map(_is_bad, tensors((args, kwargs))))
+            was_bad = any(map(_is_bad, tensors((args, kwargs)))) or _holds_bad(
+                (*args, *kwargs.values())
+            )
         result = func(*args, **kwargs)
         with by_torch_alone():
             made = [] if was_bad else [one for one in tensors((result, args)) if _is_bad(one)]
@@ -109,6 +113,17 @@ def _is_bad(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.numel() > _MOST_ELEMENTS:
         return False
     return not bool(tensor.isfinite().all())
+
+
+def _holds_bad(given: Iterable[Any]) -> bool:
+    """Return whether an array of NumPy's, or a number in a list, is not finite: one that is given
+    by itself may be written by the line.
+    """
+    listed = (leaf for one in given if isinstance(one, list) for leaf in tree_leaves(one))
+    if any(isinstance(leaf, float) and not math.isfinite(leaf) for leaf in listed):
+        return True
+    arrays = (one for one in given if getattr(getattr(one, "dtype", None), "kind", "") == "f")
+    return not all(bool(torch.as_tensor(one).isfinite().all()) for one in arrays)
 
 
 @contextmanager

@@ -215,12 +215,14 @@ def finite_constant(evidence: Evidence) -> Candidates:
 
 
 def mended_at_source(evidence: Evidence) -> Atom | None:
-    """Return the form of the line that made the batch so with which its rows are finite."""
+    """Return the form of the line that made the batch so, or the variable that the failure goes
+    back to, with which its numbers are finite.
+    """
     rows = evidence.incident.rows if evidence.incident is not None else None
-    if rows is None or rows.unmade_at is None or not rows.mended_as:
-        return None
-    target = f"{rows.unmade_at.file}:{rows.unmade_at.line}"
-    return form_at(target, rows.mended_as)
+    for one in (rows, evidence.localization):
+        if one is not None and one.unmade_at is not None and one.mended_as:
+            return form_at(f"{one.unmade_at.file}:{one.unmade_at.line}", one.mended_as)
+    return None
 
 
 def finite_entry(evidence: Evidence) -> Candidates:

@@ -25,11 +25,10 @@ def rewrite_carried(draft: Draft) -> bool:
     logarithm throughout its function; the draft holds that. Errors: ``NotKnownError``.
     """
     source, statement = draft.source, draft.statement
-    name = _bound_by(statement)
-    loops = [one for one in source.around(statement) if isinstance(one, LOOPS)]
-    if not name or not loops or source.scope_of(statement) not in source.around(loops[-1]):
+    name, scope = _bound_by(statement), source.scope_of(statement)
+    loops = (one for one in source.around(statement) if isinstance(one, LOOPS))
+    if not name or not any(source.scope_of(one) is scope for one in loops):
         return False
-    scope = source.scope_of(statement)
     made = {node.id: _assignments(source, scope, node.id) for node in _names(scope)}
     logs = _Logs(source, {key: found for key, found in made.items() if found})
     logs.carry(name)
@@ -87,7 +86,7 @@ def _written_as_logs(draft: Draft, logs: _Logs, variable: str) -> Iterator[Edit]
     for statement in logs.made[variable]:
         at, value = replace(draft, statement=statement, lines=[], edits=[]), _value(statement)
         text = log_of(at, value)
-        if text is None and logs.are_read_by(value):
+        if text is None and (statement is draft.statement or logs.are_read_by(value)):
             raise NotKnownError
         text = text if text is not None else f"{draft.torch('log')}({at.text(value)})"
         if isinstance(statement, ast.AugAssign):

@@ -23,6 +23,7 @@ from nanstop.prove.bad_samples import bad_places
 from nanstop.prove.course import Course
 from nanstop.prove.failing_step import FailingStep, WayBack, update_at_fault
 from nanstop.prove.failing_within import failing_within
+from nanstop.prove.forms.made_again import with_maker
 from nanstop.records import (
     AuditEntry,
     BatchFact,
@@ -187,6 +188,9 @@ class Investigation:
         if self.localization is not None and self.localization.positions is None:
             samples = self.stage("samples", lambda: bad_places(failing))
             self.localization = replace(self.localization, positions=samples)
+        if self.localization is not None:
+            again = self.stage("variable", partial(with_maker, self.localization))
+            self.localization = again or self.localization
         if not failing.update:
             self._measure_updates(failing)
 

@@ -45,7 +45,7 @@ from nanstop.diagnose.evidence.candidates import (
     mended_at_source,
     without_rows,
 )
-from nanstop.diagnose.evidence.reading import failing_batch, warned_before
+from nanstop.diagnose.evidence.reading import failing_batch, unmade_at, warned_before
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import BatchFact, BatchRows, Confidence, Diagnosis, Evidence
 from nanstop.wording import counted, listed
@@ -101,10 +101,9 @@ def _made(evidence: Evidence) -> tuple[str, ...]:
     """Return the line that made a bad entry of the data, or the statement of the script that gave
     it its value, where one is known.
     """
-    found, incident = evidence.localization, evidence.incident
-    unmade = incident.rows.unmade_at if incident is not None and incident.rows else None
-    if unmade is not None:
-        return (f"made so at {unmade.short}: `{unmade.text}`",)
+    found = evidence.localization
+    if unmade := unmade_at(evidence):
+        return unmade
     at = found.held_at if found is not None and found.origin == "from_batch" else None
     if found is None or at is None:
         return ()

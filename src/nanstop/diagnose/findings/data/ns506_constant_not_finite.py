@@ -58,8 +58,9 @@ from nanstop.diagnose.evidence.candidates import (
     finite_constant,
     finite_entry,
     left_out,
+    mended_at_source,
 )
-from nanstop.diagnose.evidence.reading import bad_counts, warned_before
+from nanstop.diagnose.evidence.reading import bad_counts, unmade_at, warned_before
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import (
     Diagnosis,
@@ -104,15 +105,19 @@ def check(evidence: Evidence) -> Diagnosis | None:
         confidence="certain",
         lines=(
             *(_given(found, made, before=before) if made is not None else ()),
+            *unmade_at(evidence),
             *(warned_before(evidence) if before else ()),
         ),
         where=culprit or "",
         remedies=tried if before else (),
         usual_cure=_usual_cure(evidence, found, name, made),
+        at_source=mended_at_source(evidence),
     )
 
 
 def _given(found: Localization, made: SourceLine, *, before: bool) -> tuple[str, ...]:
+    if found.unmade_at == made:
+        return ()  # which was seen, and is said
     if _is_elsewhere(found, made):
         said = f"made at {made.short}: `{made.text}`"
         return (said if before else f"given its values at {made.short}: `{made.text}`",)
@@ -150,6 +155,12 @@ def _usual_cure(evidence: Evidence, found: Localization, name: str, made: Source
         return (
             f"The step reads {name} by rows, as data: repair the rows that are not finite at their "
             f"source, or leave them out{where}."
+        )
+    if found.unmade_at is not None and found.unmade_at != made:
+        return (
+            f"Line {found.unmade_at.line} is the first that makes what is not finite, by a "
+            "division by 0 or a logarithm of 0 as a rule: count with `clamp(min=1)`, and leave out "
+            "what has no samples."
         )
     if operand is not None and operand.nan:
         return (

@@ -63,10 +63,12 @@ def taken_beside(
     asked for. Noted as in ``fetched_data``; what has bad rows alone is made again.
     """
     model = next((call for call in calls if call.rng is not None), None)
-    read = (one.tensor for one in model.held(Constant)) if model is not None else ()
+    if model is None:
+        return {}
+    read = (one.tensor for one in model.held(Constant))
     num_rows = next((len(tensor) for tensor in read if tensor.dim()), 0)
     found: dict[int, Constant] = {}
-    for call in chosen if num_rows and model is not None else ():
+    for call in chosen if num_rows else ():
         if call.first > model.first and _takes_rows(call):
             known = given.get(call.first) or _as_constant(call, calls)
             if known is not None and len(known.tensor) == num_rows and not _is_all_bad(known):

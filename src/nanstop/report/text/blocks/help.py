@@ -12,7 +12,7 @@ from nanstop.report.text.blocks.block import Block
 from nanstop.report.text.nearness import alternative_in_brackets, exact_fails, proof_in_brackets
 
 MAX_UNTRIED = 3
-_AGAIN = "[tried on the rows of this micro-batch: finite with it, and all else as it was]"
+_AGAIN = "[tried where the numbers are made again: finite with it, and all else as it was]"
 
 
 def help_blocks(best: Diagnosis, proof: Proof | None) -> tuple[Block, ...]:

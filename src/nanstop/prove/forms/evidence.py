@@ -47,6 +47,9 @@ _NEAR, _NEAR_GRADIENT = 1e-2, 0.1
 from those under the form: a clamp ends a little before the edge where a guard begins.
 """
 
+_EQUAL = 1e-10
+"""Distance of what float64 gives for the same numbers, added up in another order."""
+
 _FARTHER = 2.0
 """Times the distance without the samples in question: a derivative that is cut off next to a pole
 may be a little farther than none.
@@ -251,16 +254,21 @@ def _unchanged_in(earlier: FailingStep, under: Under) -> bool | None:
 def is_better_computed(
     failing: FailingStep, exact: ExactRuns, atoms: tuple[Atom, ...], run: Attempt
 ) -> bool:
-    """Return whether a step that no more than float64 can compute as it is, is the same function in
-    log space: ``run`` in the run's format, and the same to rounding in float64, in which it is the
-    exact one; or near to that where it loses digits (1 - tanh(x)^2), and the same elsewhere.
+    """Return whether a step that no more than float64 can compute as it is, is the same function
+    under forms of lines: ``run`` in the run's format, and the same to rounding in float64, in which
+    it is the exact one. In log space it may be near to that where that loses digits
+    (1 - tanh(x)^2), and the same elsewhere; a guard has to be equal.
     """
-    if exact.dtype is not torch.float64 or any(atom.remedy != "stable_form" for atom in atoms):
+    in_log_space = all(atom.remedy == "stable_form" for atom in atoms)
+    are_known = all(atom.remedy in ("stable_form", "form") for atom in atoms)
+    if exact.dtype is not torch.float64 or not are_known:
         return False
     under = partial(applied, failing.step.view, atoms)
     formed, true = exact.under(failing.micro, under), exact.of(failing.micro)
     if true.failed or not agree(formed, run):
         return False
+    if not in_log_space:
+        return is_near(gaps_between(formed, true), _EQUAL, _EQUAL)
     if agree(true, formed):
         return True
     return is_near(gaps_between(formed, true)) and bool(unchanged_elsewhere(failing, exact, under))
@@ -276,9 +284,9 @@ def _scaled(view: ModelView, share: float) -> Iterator[None]:
         yield
 
 
-def is_near(gaps: Gaps | None) -> bool:
-    """Return whether two runs are as near as a clamp is to a guard."""
+def is_near(gaps: Gaps | None, most: float = _NEAR, most_gradient: float = _NEAR_GRADIENT) -> bool:
+    """Return whether two runs are near to each other: as a clamp is to a guard, or nearer."""
     if gaps is None:
         return False
     loss, cosine, gradient = gaps
-    return loss <= _NEAR and 1.0 - cosine <= _NEAR and gradient <= _NEAR_GRADIENT
+    return loss <= most and 1.0 - cosine <= most and gradient <= most_gradient

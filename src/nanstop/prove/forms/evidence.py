@@ -68,6 +68,9 @@ _CONVERGED = 0.02
 move.
 """
 
+_SEEN = 1e-6
+"""Distance of a loss that float64 shows beyond rounding: of one element among many."""
+
 _OTHER = {KEPT: FAR, BOUNDED: OTHER_BOUND, COUNTED: OTHER_COUNT}
 _OTHER |= dict.fromkeys(OFF_ZERO, [*OFF_ZERO][-1])
 """The form of a guard that tells whether it matters which number it puts there."""
@@ -161,7 +164,8 @@ def misses_limit(
 ) -> Literal["", "limit", "data"]:
     """Return whether the loss goes to another number than it has under guards as what is 0 where
     their lines have no value comes near to 0 ("limit"), or to none, though it is of data alone
-    ("data"). All in float64: the logarithm of its smallest number is another one.
+    ("data"). All in float64: the logarithm of its smallest number is another one. A loss that moves
+    little counts where nothing but the divisor itself is 0, and both of its signs lead there.
     """
     if any(form_of(guard)[0] == KEPT for guard in guards) or not exact.may_widen():
         return ""
@@ -182,9 +186,16 @@ def misses_limit(
 
     found = [near(by) for by in (0.0, *_OFF_ZERO)]
     known = [one for one in found if one is not None and math.isfinite(one)]
-    if len(known) < len(found) or loss_gap(known[0], known[-1]) <= _NEAR:
+    if len(known) < len(found):
         return ""
-    if _has_limit(*known[1:], off=abs(known[-1] - known[0])):
+    gap, off = loss_gap(known[0], known[-1]), abs(known[-1] - known[0])
+    if gap <= _NEAR:
+        if gap <= _SEEN or not all(zeros.are_divisors for zeros in noted.values()):
+            return ""
+        below = near(-_OFF_ZERO[-1])
+        is_same = below is not None and abs(below - known[-1]) <= _CONVERGED * off
+        return "limit" if is_same and _has_limit(*known[1:], off=off) else ""
+    if _has_limit(*known[1:], off=off):
         return "limit"
     return "data" if all(zeros.of_data for zeros in noted.values()) else ""
 

@@ -463,6 +463,15 @@ GUARDED = {
     ("return torch.cov(x.T)", "div"): (
         "return torch.cov(x.T, correction=min(1, x.T.shape[-1] - 1))"
     ),
+    ("return torch.special.entr(y).sum() * x", "entr"): (
+        "return torch.special.entr(y.clamp(min=torch.finfo(y.dtype).tiny)).sum() * x"
+    ),
+    ("return torch.xlogy(y, y).sum() * x", "xlogy"): (
+        "return torch.xlogy(y, y.clamp(min=torch.finfo(y.dtype).tiny)).sum() * x"
+    ),
+    ('return F.kl_div(x, 0.5 * y, reduction="sum")', "xlogy"): (
+        'return F.kl_div(x, (0.5 * y).clamp(min=1.2e-38), reduction="sum")'
+    ),
     ("return torch.acos(y)*x", "acos"): "return torch.acos(y.clamp(-1 + 1.2e-7, 1 - 1.2e-7))*x",
     ("return torch.acos(y.clamp(-1, 1)) * x", "acos"): (
         "return torch.acos(y.clamp(-1 + 1.2e-7, 1 - 1.2e-7)) * x"

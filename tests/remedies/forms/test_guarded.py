@@ -33,6 +33,13 @@ BROKEN = {
     "log of what is negative": (lambda x: torch.log(1.0 - x), ROWS),
     "x log y": (lambda x: torch.xlogy(torch.tensor(2.0), x).sum(1), ROWS),
     "x log x": (lambda x: x * x.log(), ROWS),
+    "entropy": (lambda x: torch.special.entr(x).sum(1), ROWS),
+    "x log x by name": (lambda x: torch.xlogy(x, x).sum(1), ROWS),
+    "divergence": (lambda x: F.kl_div(torch.ones_like(x), x, reduction="none").sum(1), ROWS),
+    "divergence by name": (
+        lambda x: F.kl_div(input=torch.ones_like(x), target=x, reduction="none").sum(1),
+        ROWS,
+    ),
     "arc cosine": (lambda x: torch.acos(x / 4.0), ROWS),
     "hyperbolic arc cosine": (lambda x: torch.acosh(x), ROWS),
     "arc tangent": (lambda x: (x / 4.0).atanh(), ROWS),

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from nanstop.records.line_forms import BETWEEN_POLES
-from nanstop.records.vocabulary import IGNORED_LABEL, LOSSES_OF_ELEMENTS
 from nanstop.remedies.forms.bounds import far_below_0, has_values
 from nanstop.remedies.forms.calls import Call
+from nanstop.remedies.forms.guarded_losses import LOSSES
 from nanstop.replay.conditions import inside_transform
 from nanstop.replay.path import no_choices
 
@@ -316,36 +316,6 @@ def _norm(call: Call) -> Tensor | None:
     return _replaced(call, nothing, 1.0, 0.0)
 
 
-def _labelled(call: Call) -> Tensor | None:
-    """Return a mean loss over labels, of none 0."""
-    target, weight = call.argument(1, "target"), call.argument(2, "weight")
-    ignored = call.kwargs.get("ignore_index", IGNORED_LABEL)
-    is_mean = call.kwargs.get("reduction", "mean") == "mean"
-    if not is_mean or not isinstance(target, Tensor) or target.is_floating_point():
-        return None
-    counted = target != ignored
-    if weight is None:
-        total = counted.sum()
-    else:
-        total = torch.where(
-            counted, weight[target.clamp(min=0)], torch.zeros_like(weight[:1])
-        ).sum()
-    summed = call.function(*call.args, **{**call.kwargs, "reduction": "sum"})
-    return summed / torch.where(total == 0, torch.ones_like(total), total)
-
-
-def _of_elements(call: Call) -> Tensor | None:
-    """Return a mean loss, of no element 0."""
-    read = call.read
-    if read is None or read.numel() or call.kwargs.get("reduction", "mean") != "mean":
-        return None
-    return call.function(*call.args, **{**call.kwargs, "reduction": "sum"})
-
-
-def _ctc(call: Call) -> Tensor | None:
-    return call.function(*call.args[:6], **{**call.kwargs, "zero_infinity": True})
-
-
 def _sum_of_masks(call: Call) -> Tensor | None:
     """Return a sum of finite numbers that stays in the format."""
     result = call.run()
@@ -383,9 +353,8 @@ _GUARDS: Mapping[str, Callable[[Call], Any]] = {
     **dict.fromkeys(("std_mean", "var_mean"), _deviation_and_mean),
     "cov": _covariance,
     "normalize": _norm,
-    **dict.fromkeys(("cross_entropy", "nll_loss"), _labelled),
-    **dict.fromkeys(LOSSES_OF_ELEMENTS, _of_elements),
-    "ctc_loss": _ctc,
+    **LOSSES,
+    "entr": _at_zero(0.0),
     "add": _sum_of_masks,
 }
 _OTHERWISE: Mapping[str, Callable[[Call], Any]] = {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice, product
 
-from nanstop.records import Atom, OpEvent, Proof
+from nanstop.records import FORMAT_MAX, Atom, OpEvent, Proof
 from nanstop.records.line_forms import (
     AND_BACK,
     BOUNDED,
@@ -43,7 +43,7 @@ from nanstop.rewrite.forms.in_float32 import (
 from nanstop.rewrite.forms.log_space import rewrite_in_log_space
 from nanstop.rewrite.forms.off_zero import rewrite_off_zero
 from nanstop.rewrite.forms.unwritten import rewrite_unwritten
-from nanstop.rewrite.operations import infinity_of
+from nanstop.rewrite.operations import beyond, infinity_of
 from nanstop.rewrite.source import Edit, Source, apart, edited, expressions_of, source_of
 
 _MOST_CODES = 5
@@ -262,12 +262,32 @@ def _is_counted(event: OpEvent | None) -> bool:
 
 def _in_finite(draft: Draft, number: str) -> bool:
     """Return whether infinities that the statement spells could be rewritten as ``number`` or its
-    opposite; the draft holds it.
+    opposite, or else those of the one that gives a name its value which it reads; the draft holds
+    it.
     """
-    taken = set[int]()
-    for root in expressions_of(draft.statement):
+    if _spell_finite(draft, draft.statement, number):
+        return True
+    scope, begin = draft.source.scope_of(draft.statement), draft.statement.lineno
+    read = [node for root in expressions_of(draft.statement) for node in ast.walk(root)]
+    loaded = [one for one in read if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)]
+    names = {one.id for one in loaded}
+    given = [
+        one
+        for one in ast.walk(scope)
+        if isinstance(one, ast.Assign) and names & {ast.unparse(to) for to in one.targets}
+    ]
+    before = [one for one in given if one.lineno < begin]
+    return len(given) == len(before) == 1 and _spell_finite(draft, before[0], number)
+
+
+def _spell_finite(draft: Draft, statement: ast.stmt, number: str) -> bool:
+    """Return whether a statement spells infinities, in words or by a number beyond the format; the
+    draft holds ``number`` in their place.
+    """
+    taken, most = set[int](), FORMAT_MAX.get(draft.dtype, math.inf)
+    for root in expressions_of(statement):
         for node in ast.walk(root):
-            value = infinity_of(draft.source, node)
+            value = infinity_of(draft.source, node) or beyond(node, most)
             if value is None or not isinstance(node, ast.expr) or id(node) in taken:
                 continue
             taken.update(id(one) for one in ast.walk(node))

@@ -155,6 +155,14 @@ def _inverse(draft: Draft, found: Operation) -> str:
     return f"{inner}.masked_fill({none}, 0)"
 
 
+def _times_logarithm(draft: Draft, found: Operation) -> str | None:
+    """Of a logarithm of what is above 0."""
+    if len(found.args) != 2:
+        return None
+    read = draft.source.operand(found.args[1])
+    return draft.with_operand(found, 1, f"{read}.clamp(min={draft.tiny(read)})")
+
+
 def _has_fraction(exponent: float | None) -> bool:
     return exponent is not None and exponent != round(exponent)
 
@@ -333,7 +341,8 @@ def _softmax(draft: Draft, found: Operation) -> str | None:
 
 _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "div": _divided,
-    **dict.fromkeys(("log", "log2", "log10", "exp", "lgamma"), clamped),
+    **dict.fromkeys(("log", "log2", "log10", "exp", "lgamma", "entr"), clamped),
+    "xlogy": _times_logarithm,
     "log1p": log_of_more,
     "sqrt": clamped,
     "rsqrt": _inverse,
@@ -357,6 +366,7 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "div": ("div", "normalize", "cov"),
     "true_divide": ("div",),
     "reciprocal": ("div", "reciprocal"),
+    "xlogy": ("xlogy", "kl_div"),
     "sqrt": ("sqrt", "pow"),
     "rsqrt": ("rsqrt", "pow"),
     "pow": ("pow", "sqrt", "rsqrt"),

@@ -93,6 +93,7 @@ from nanstop.diagnose.evidence.reading import (
     written_at,
 )
 from nanstop.diagnose.evidence.rule import Rule
+from nanstop.diagnose.evidence.written_lines import writing_lines
 from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats, op_name
 from nanstop.records.formats import HALF, NARROW
 from nanstop.wording import number
@@ -160,7 +161,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
             *rounded_at(evidence),
             *(in_float64(evidence) or _rounded_out(evidence, event)),
             *written_at(evidence),
-            *_writing_line(evidence),
+            *writing_lines(evidence),
             *((_LEAVE_OUT,) if _does_not_fit(event) else ()),
         ),
         confidence="likely" if untested else "certain",
@@ -313,12 +314,6 @@ def _is_brought_in(evidence: Evidence) -> bool:
     """Return whether a line brings in what was computed before it, where no operation is seen."""
     found = evidence.localization
     return found is not None and found.made is not None and not found.is_written
-
-
-def _writing_line(evidence: Evidence) -> tuple[str, ...]:
-    """Return the line that writes down what no operation has made."""
-    made = evidence.localization.made if evidence.localization is not None else None
-    return (f"line {made.line} writes it down: `{made.text}`",) if made is not None else ()
 
 
 def _title(evidence: Evidence, event: OpEvent, written: str) -> str:

@@ -564,6 +564,30 @@ def test_off_zero(before):
     assert "x_off_zero = x.masked_fill(x == 0, 1e-6)\n" in after
 
 
+def test_a_mask_is_put_on_after_a_product():
+    source = Source(body("return (x * y).softmax(-1)"))
+    line = source.text.count("\n")
+    read = (TensorStats(shape=(2,), dtype="float32"),)
+    read += (TensorStats(shape=(2,), dtype="float32", neginf=1),)
+    at = SourceLine(file="x.py", line=line, function="f")
+    event = OpEvent(
+        index=0, phase="forward", op="aten.mul.Tensor", module="", source=at, inputs=read
+    )
+    atom = Atom(remedy="form", target=f"x.py:{line}", value="mask_afterwards")
+    after = edited(source.text, form_edits(source, line, atom, event))
+    assert (
+        'return ((x * y.masked_fill(y == float("-inf"), 0.0))'
+        '.masked_fill(y == float("-inf"), float("-inf"))).softmax(-1)'
+    ) in after
+
+
+def test_a_number_beyond_half_is_mended_where_it_is_written():
+    text = body("least = torch.tensor(-1e9, dtype=x.dtype)\nreturn (1 - y) * least + x")
+    after = rewritten(text, "return", "finite_fill", "mul", dtype="float16", value="1e4")
+    assert "least = torch.tensor(-1e4, dtype=x.dtype)\n" in after
+    assert rewritten(text, "return", "finite_fill", "mul", value="1e4") == text
+
+
 def test_off_zero_in_all_that_reads_it_afterwards():
     text = body("z = y / x\nw = x * z.tanh()\nreturn w + x")
     after = rewritten(text, "y / x", "form", "div", value="off_zero")

@@ -16,7 +16,6 @@ from remedies.views import View
 
 ROWS = torch.tensor([[3.0, 4.0, 0.5], [0.0, 0.0, 0.0]])
 SCORES = torch.tensor([[1.0, 2.0, -torch.inf], [-torch.inf] * 3])
-
 BROKEN = {
     "count": (lambda x: x.sum(1) / torch.tensor([3.0, 0.0]), ROWS),
     "norm": (lambda x: x / x.norm(dim=-1, keepdim=True), ROWS),
@@ -94,6 +93,25 @@ def test_where_all_is_well_nothing_changes(name):
     known, known_gradient = plain.isfinite(), plain_gradient.isfinite()
     assert torch.equal(guarded[known], plain[known])
     torch.testing.assert_close(gradient[known_gradient], plain_gradient[known_gradient])
+
+
+def test_a_factor_that_nobody_learns_may_switch_a_mask_off():
+    mask = torch.tensor([[-1.0, -torch.inf]])
+    compute = lambda x: x + torch.tensor(0.0) * mask  # noqa: E731
+    found, _ = under_form(compute, torch.zeros(1, 2), value="mask_afterwards", remedy="form")
+    assert found.isnan().any()
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.5])
+def test_a_mask_stays_one_whatever_it_is_multiplied_by(slope):
+    mask = torch.tensor([[-1.0, -torch.inf], [-2.0, -3.0]])
+    compute = lambda s: (s * mask).softmax(-1)[:, 0]  # noqa: E731
+    assert not graded(compute, torch.tensor([slope]))[1][0].isfinite().all()
+    found, (gradient,) = under_form(
+        compute, torch.tensor([slope]), value="mask_afterwards", remedy="form"
+    )
+    assert float(found[0]) == 1.0
+    assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from nanstop.diagnose.evidence.reading import has_masters
 from nanstop.own_code import is_library
-from nanstop.records import Atom, Evidence, LineOp, OpEvent, RunFacts, TokenRows, op_kind
+from nanstop.records import (
+    Atom,
+    Evidence,
+    LineOp,
+    Localization,
+    OpEvent,
+    RunFacts,
+    TokenRows,
+    op_kind,
+)
 from nanstop.records.formats import HALF, NARROW
 from nanstop.records.line_forms import (
     AND_BACK,
@@ -12,6 +21,7 @@ from nanstop.records.line_forms import (
     COUNTED,
     FINITE,
     GUARDED,
+    MASK_AFTERWARDS,
     HAVE_BOUNDS,
     KEPT,
     OF_COUNTS,
@@ -152,13 +162,22 @@ def forms(evidence: Evidence) -> Candidates:
     is_counted = event is not None and op in OF_COUNTS and _is_more_than_a_count(event)
     bounded = (Atom(remedy="form", target=target, value=BOUNDED),)
     kept = (Atom(remedy="form", target=target, value=KEPT),)
+    afterwards = (Atom(remedy="form", target=target, value=MASK_AFTERWARDS),)
     return (
         (Atom(remedy="stable_form", target=target, value="log_space"),),
         *((bounded,) if has_bounds else ()),
         *((counted,) if is_counted else ()),
         (Atom(remedy="form", target=target, value=GUARDED),),
+        *((afterwards,) if op == "mul" and _reads_a_mask(found) else ()),
         *((kept,) if event is not None and _may_stay_infinite(event) else ()),
     )
+
+
+def _reads_a_mask(found: Localization | None) -> bool:
+    """Return whether an infinity that is read was written as one: the logarithm of a 0 in the data
+    is no mask.
+    """
+    return found is not None and (found.filled is not None or bool(found.held_in))
 
 
 def _is_more_than_a_count(event: OpEvent) -> bool:

@@ -26,6 +26,8 @@ from nanstop.records.line_forms import (
     FARTHER,
     FINITE,
     KEPT,
+    MASK_AFTERWARDS,
+    MASK_FAR,
     NUMBERED,
     OFF_ZERO,
     OTHER_BOUND,
@@ -72,6 +74,7 @@ _SEEN = 1e-6
 """Distance of a loss that float64 shows beyond rounding: of one element among many."""
 
 _OTHER = {KEPT: FAR, BOUNDED: OTHER_BOUND, COUNTED: OTHER_COUNT}
+_OTHER |= {MASK_AFTERWARDS: MASK_FAR}
 _OTHER |= dict.fromkeys(OFF_ZERO, [*OFF_ZERO][-1])
 """The form of a guard that tells whether it matters which number it puts there."""
 

@@ -316,6 +316,31 @@ def _norm(call: Call) -> Tensor | None:
     return _replaced(call, nothing, 1.0, 0.0)
 
 
+def masked_product(call: Call, at_line: Callable[[], bool], *, is_far: bool = False) -> Any:
+    """Return the product of what is learned with what a mask has made -Inf of, where the line is
+    meant: -Inf wherever that is. 0 * -Inf is NaN, and so is the derivative next to it.
+    ``is_far``: a number that is far off in place of -Inf.
+    """
+    found = _masked_afterwards(call, is_far) if call.name == "mul" and at_line() else None
+    return call.run() if found is None else found
+
+
+@no_choices()
+def _masked_afterwards(call: Call, is_far: bool) -> Tensor | None:
+    factors = [call.argument(0, "input"), call.argument(1, "other")]
+    given = [one for one in factors if isinstance(one, Tensor) and one.is_floating_point()]
+    masks = [one for one in given if bool((one == -torch.inf).any())]
+    if len(given) < 2 or len(masks) != 1:
+        return None
+    mask, factor = masks[0], given[given[0] is masks[0]]
+    hidden = mask == -torch.inf
+    if not factor.requires_grad:  # 0 of the script's own may switch the mask off
+        return None
+    product = call.function(factor, mask.masked_fill(hidden, 0.0))
+    below = -math.sqrt(torch.finfo(product.dtype).max) if is_far else -torch.inf
+    return torch.where(hidden, below, product)
+
+
 def _sum_of_masks(call: Call) -> Tensor | None:
     """Return a sum of finite numbers that stays in the format."""
     result = call.run()

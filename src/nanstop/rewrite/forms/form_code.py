@@ -23,6 +23,7 @@ from nanstop.records.line_forms import (
     GUARDED,
     INNERMOST,
     KEPT,
+    MASK_AFTERWARDS,
     MASKED,
     OFF_ZERO,
     OUT_OF_AUTOCAST,
@@ -48,7 +49,7 @@ from nanstop.rewrite.source import Edit, Source, apart, edited, expressions_of, 
 
 _MOST_CODES = 5
 """Ways to type one cure that are tried."""
-_ALONE = (KEPT, BOUNDED, COUNTED, *OFF_ZERO)
+_ALONE = (KEPT, BOUNDED, COUNTED, MASK_AFTERWARDS, *OFF_ZERO)
 """Guarded forms that are typed in one way only."""
 
 _QUESTIONS = ("isnan", "isinf", "isfinite")
@@ -176,6 +177,9 @@ def form_edits(
         draft.kept, draft.bounded = (form_of(atom)[0] == one for one in (KEPT, BOUNDED))
         draft.least = _least_of_root(event)
         draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
+        read = event.inputs if event is not None else ()
+        hiding = [place for place, one in enumerate(read) if one.neginf]
+        draft.hiding = hiding[0] if len(hiding) == 1 else None
         try:
             op = _meant(atom, event)
             if _rewritten(draft, atom, op, event):
@@ -221,6 +225,8 @@ def _device(event: OpEvent | None) -> str:
 def _meant(atom: Atom, event: OpEvent | None) -> str:
     """Return which operation of its line a form is typed at, "" for all."""
     form, op = form_of(atom)
+    if form == MASK_AFTERWARDS:
+        return "mul"
     if form in (FROM_FIRST, OUT_OF_AUTOCAST, AND_BACK):
         return op
     return "" if form == EVERY else _name(event) or op

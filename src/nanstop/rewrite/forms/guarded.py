@@ -324,6 +324,18 @@ def _deviation(draft: Draft, found: Operation) -> str | None:
     return f"{value}.{found.name}({', '.join(rest)})"
 
 
+def _masked_product(draft: Draft, found: Operation) -> str | None:
+    """Return a product that is masked afterwards: 0 * -Inf is NaN."""
+    place = draft.hiding
+    if place is None or len(found.args) != 2 or found.keywords:
+        return None
+    mask = draft.twice(found.args[place], "mask")
+    hidden = f'{mask if mask.isidentifier() else f"({mask})"} == float("-inf")'
+    product = draft.with_operand(found, place, f"{mask}.masked_fill({hidden}, 0.0)")
+    product = product if isinstance(found.node, ast.Call) else f"({product})"
+    return f'{product}.masked_fill({hidden}, float("-inf"))'
+
+
 def _softmax(draft: Draft, found: Operation) -> str | None:
     """Return zeros for a row of which all is masked."""
     dim = found.argument(1, "dim")
@@ -355,8 +367,9 @@ _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     **dict.fromkeys(("softmax", "log_softmax"), _softmax),
     **LOSSES,
     "normalize": _held_eps,
+    "mul": _masked_product,
 }
-_ALONE = {"exp", "mean", *LOSSES_OF_ELEMENTS}  # rewritten only where it fails itself
+_ALONE = {"exp", "mean", "mul", *LOSSES_OF_ELEMENTS}  # rewritten only where it fails itself
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "_softmax": ("softmax",),
     "_safe_softmax": ("softmax",),

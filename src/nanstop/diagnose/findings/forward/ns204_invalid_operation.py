@@ -68,6 +68,7 @@ from nanstop.diagnose.evidence.candidates import (
 )
 from nanstop.diagnose.evidence.descent import (
     Operand,
+    at_pole,
     is_below_0,
     kept_from_zero,
     operand,
@@ -352,6 +353,8 @@ def _made(evidence: Evidence, event: OpEvent, output: TensorStats, written: str)
 
 def _of_finite(event: OpEvent, kind: str) -> str:
     """Return what came out of finite numbers that no other sentence knows."""
+    if pole := at_pole(event):
+        return f"{kind} from {pole}"
     empty = next(
         (one.name for one in event.inputs if one.name and one.shape and not one.absmax), ""
     )

@@ -21,14 +21,15 @@ from nanstop.records.line_forms import (
     COUNTED,
     FINITE,
     GUARDED,
-    MASK_AFTERWARDS,
     HAVE_BOUNDS,
     KEPT,
+    MASK_AFTERWARDS,
     OF_COUNTS,
     UNCAST,
     form_at,
 )
 from nanstop.records.remedies import spans_of
+from nanstop.records.values import entry_of
 
 Candidates = tuple[tuple[Atom, ...], ...]
 
@@ -251,7 +252,7 @@ def finite_entry(evidence: Evidence) -> Candidates:
         return ()
     if "exception" in found.reaches:  # a guard that raises no more says nothing of a loss
         return ()
-    name = found.culprit.removeprefix("batch[").removesuffix("]")
+    name = entry_of(found.culprit)
     lines = [f"{one.file}:{one.line}" for one in reversed(found.readers)]
     return tuple(
         (Atom(remedy="finite_constant", target=line, value=f"0:{name}"),) for line in lines
@@ -266,7 +267,7 @@ def left_out(evidence: Evidence) -> str:
     passed = {one.atoms for one in evidence.trials if one.outcome == "pass"}
     if found is None or not found.culprit or tried.isdisjoint(passed):
         return ""
-    return found.culprit.removeprefix("batch[").removesuffix("]")
+    return entry_of(found.culprit)
 
 
 def _line(evidence: Evidence) -> str:

@@ -45,7 +45,9 @@ def _ctc(call: Call) -> Tensor | None:
 
 
 def _divergence(call: Call) -> Tensor | None:
-    """Return a divergence with no derivative at targets of 0: that of t log(t) is infinite there."""
+    """Return a divergence without a derivative at targets of 0, where that of t log(t) is
+    infinite.
+    """
     target = call.argument(1, "target")
     is_number = isinstance(target, Tensor) and target.is_floating_point()
     if not is_number or call.kwargs.get("log_target"):

@@ -97,6 +97,7 @@ from nanstop.diagnose.evidence.rule import Rule
 from nanstop.diagnose.evidence.written_lines import writing_lines
 from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats, op_name
 from nanstop.records.formats import HALF, NARROW
+from nanstop.records.values import entry_of
 from nanstop.wording import number
 
 _ALIGNMENTS = ("_ctc_loss", "_cudnn_ctc_loss")
@@ -373,7 +374,7 @@ def _meaning(divisor: Operand) -> str:
     if divisor.is_a("probability"):
         return "a probability"
     if divisor.stats.name:
-        return f"`{divisor.stats.name.removeprefix('batch[').removesuffix(']')}`"
+        return f"`{entry_of(divisor.stats.name)}`"
     return "a number of the program" if divisor.is_constant else "a value"
 
 

@@ -564,6 +564,12 @@ def test_off_zero(before):
     assert "x_off_zero = x.masked_fill(x == 0, 1e-6)\n" in after
 
 
+def test_a_layer_norm_without_eps_gets_the_usual_one():
+    text = body("return F.layer_norm(x, (3,), eps=0.0) * y")
+    after = rewritten(text, "return", "form", "native_layer_norm", value="guarded")
+    assert "F.layer_norm(x, (3,), eps=1e-5) * y" in after
+
+
 def test_a_mask_is_put_on_after_a_product():
     source = Source(body("return (x * y).softmax(-1)"))
     line = source.text.count("\n")

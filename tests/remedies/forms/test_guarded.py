@@ -39,6 +39,8 @@ BROKEN = {
         lambda x: F.kl_div(input=torch.ones_like(x), target=x, reduction="none").sum(1),
         ROWS,
     ),
+    "layer norm": (lambda x: F.layer_norm(x, (3,), eps=0.0)[:, 0], ROWS),
+    "layer norm by place": (lambda x: F.layer_norm(x, (3,), None, None, 0.0)[:, 0], ROWS),
     "arc cosine": (lambda x: torch.acos(x / 4.0), ROWS),
     "hyperbolic arc cosine": (lambda x: torch.acosh(x), ROWS),
     "arc tangent": (lambda x: (x / 4.0).atanh(), ROWS),

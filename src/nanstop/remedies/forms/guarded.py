@@ -20,6 +20,7 @@ from torch import Tensor
 from nanstop.records.line_forms import BETWEEN_POLES
 from nanstop.remedies.forms.bounds import far_below_0, has_values
 from nanstop.remedies.forms.calls import Call
+from nanstop.remedies.forms.guarded_layers import layer_norm
 from nanstop.remedies.forms.guarded_losses import LOSSES
 from nanstop.replay.conditions import inside_transform
 from nanstop.replay.path import no_choices
@@ -379,6 +380,7 @@ _GUARDS: Mapping[str, Callable[[Call], Any]] = {
     "cov": _covariance,
     "normalize": _norm,
     **LOSSES,
+    "layer_norm": layer_norm,
     "entr": _at_zero(0.0),
     "add": _sum_of_masks,
 }

@@ -264,8 +264,10 @@ def _held_eps(draft: Draft, found: Operation) -> str | None:
         start = draft.source.span(found.node)[0]
         text, (first, last) = draft.source.segment(found.node), draft.source.span(given)
         usual = "1e-4" if draft.dtype == "float16" else "1e-12"
+        usual = "1e-5" if found.name == "layer_norm" else usual
         return f"{text[: first - start]}{usual}{text[last - start :]}"
-    if draft.dtype != "float16" or found.argument(4, "eps") is not None or found.made_by:
+    is_given = found.name == "layer_norm" or found.argument(4, "eps") is not None
+    if draft.dtype != "float16" or is_given or found.made_by:
         return None
     text = draft.source.segment(found.node)
     return f"{text[:-1].rstrip().rstrip(',')}, eps=1e-4)"
@@ -366,7 +368,7 @@ _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     **dict.fromkeys(("std", "var", "std_mean", "var_mean", "cov"), _deviation),
     **dict.fromkeys(("softmax", "log_softmax"), _softmax),
     **LOSSES,
-    "normalize": _held_eps,
+    **dict.fromkeys(("normalize", "layer_norm"), _held_eps),
     "mul": _masked_product,
 }
 _ALONE = {"exp", "mean", "mul", *LOSSES_OF_ELEMENTS}  # rewritten only where it fails itself
@@ -376,6 +378,7 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "_log_softmax": ("log_softmax",),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), ("cross_entropy", "nll_loss")),
     "_ctc_loss": ("ctc_loss",),
+    "native_layer_norm": ("layer_norm",),
     "div": ("div", "normalize", "cov"),
     "true_divide": ("div",),
     "reciprocal": ("div", "reciprocal"),

@@ -78,6 +78,7 @@ _OF = {
     "range": "largest values or ranges of what does not vary or is all zero",
 }
 _OF_HALF = "norms or deviations of what does not vary, is all zero, or has squares that round to 0"
+_EPS = "Give it `eps=1e-5` where the layer, or its call, is made"
 _NOT_ZERO = "begin these rows with another value than 0, or put an epsilon under their norm"
 
 
@@ -114,6 +115,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
             *_zero_tables(evidence),
             *at_the_line(evidence),
         ),
+        usual_cure=_EPS if _is_layer_without_eps(event) else "",
         where=event.module,
     )
 

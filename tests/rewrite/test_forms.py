@@ -570,6 +570,14 @@ def test_a_layer_norm_without_eps_gets_the_usual_one():
     assert "F.layer_norm(x, (3,), eps=1e-5) * y" in after
 
 
+@pytest.mark.parametrize("kind", ["norm", "parameter"])
+def test_a_size_within_a_lambda_is_kept_from_0_there(kind):
+    text = body("scaled = lambda z: z / z.abs().amax(-1, keepdim=True)\nreturn scaled(x) + y")
+    after = rewritten(text, "lambda", "form", "div", value="guarded", descent=((), (kind,)))
+    typed = "scaled = lambda z: z / z.abs().amax(-1, keepdim=True).clamp(min=1e-12)\n"
+    assert (typed in after) is (kind == "norm")
+
+
 def test_a_mask_is_put_on_after_a_product():
     source = Source(body("return (x * y).softmax(-1)"))
     line = source.text.count("\n")

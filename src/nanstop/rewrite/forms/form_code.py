@@ -52,6 +52,8 @@ _MOST_CODES = 5
 _ALONE = (KEPT, BOUNDED, COUNTED, MASK_AFTERWARDS, *OFF_ZERO)
 """Guarded forms that are typed in one way only."""
 
+_SIZES = frozenset({"norm", "deviation", "magnitude", "square"})
+
 _QUESTIONS = ("isnan", "isinf", "isfinite")
 
 
@@ -177,6 +179,7 @@ def form_edits(
         draft.kept, draft.bounded = (form_of(atom)[0] == one for one in (KEPT, BOUNDED))
         draft.least = _least_of_root(event)
         draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
+        draft.of_size = _is_size(event)
         read = event.inputs if event is not None else ()
         hiding = [place for place, one in enumerate(read) if one.neginf]
         draft.hiding = hiding[0] if len(hiding) == 1 else None
@@ -260,6 +263,14 @@ def _least_of_root(event: OpEvent | None) -> float:
     read = event.inputs[-1 if is_derivative else 0]
     least = read.absmin_nonzero or (math.inf if read.zeros else 0.0)
     return (least / 2.0) ** 2 if is_derivative else least
+
+
+def _is_size(event: OpEvent | None) -> bool:
+    """Return whether the failing operation divides by what descends from magnitudes."""
+    place = event.divisor if event is not None else None
+    if event is None or place is None or place >= len(event.descent):
+        return False
+    return not _SIZES.isdisjoint(event.descent[place])
 
 
 def _is_counted(event: OpEvent | None) -> bool:

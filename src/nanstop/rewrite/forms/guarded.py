@@ -203,7 +203,14 @@ def _divided(draft: Draft, found: Operation) -> str | None:
     kept = None if draft.masked else _normalized(draft, found) or _by_root(draft, found)
     if kept is not None:
         return kept
-    value = draft.twice(divisor, "divisor")
+    try:
+        value = draft.twice(divisor, "divisor")
+    except NotKnownError:  # within a lambda or a comprehension no line before it can name it
+        if not draft.of_size or draft.infinite or draft.masked:
+            raise
+        least = "1e-4" if draft.dtype == "float16" else "1e-12"
+        text = f"{draft.source.operand(divisor)}.clamp(min={least})"
+        return draft.with_operand(found, 1, text)
     value = value if is_cheap(divisor) or value.isidentifier() else f"({value})"
     quotient = draft.with_operand(found, 1, f"{value}.masked_fill({value} == 0, 1)")
     if not draft.infinite:  # 0 / 0: 0 by anything is 0

@@ -94,7 +94,7 @@ from nanstop.diagnose.evidence.reading import (
     written_at,
 )
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.diagnose.evidence.written_lines import writing_lines
+from nanstop.diagnose.evidence.script_writes import writing_lines
 from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats, op_name
 from nanstop.records.formats import HALF, NARROW
 from nanstop.records.values import entry_of

@@ -1,15 +1,32 @@
-"""The line of a script that writes down a number that is not finite in its format."""
+"""What of a script writes down what is not finite, or writes to weights that are not, in words."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from nanstop.diagnose.evidence.reading import limit
-from nanstop.records import Evidence
+from nanstop.records import Evidence, SourceLine
 from nanstop.records.formats import HALF
 
+_MODULE = "<module>"
 _SPELLED = re.compile(r"(?<!f)inf", re.IGNORECASE)
 """An infinity by its name; ``finfo`` is none."""
+
+
+def named_writers(written: Sequence[SourceLine]) -> str:
+    """Return the functions that write to some weights, or what is written at a script's own level;
+    "" for none.
+    """
+    return ", ".join(
+        f"`{line.text if line.function == _MODULE else line.function}` ({line.short})"
+        for line in written
+    )
+
+
+def finite_numbers_only(writers: str) -> str:
+    """Return the usual cure of weights that these writers have broken."""
+    return f"Look at what {writers} writes to weights, and let it be finite numbers only."
 
 
 def writing_lines(evidence: Evidence) -> tuple[str, ...]:

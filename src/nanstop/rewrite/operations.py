@@ -276,8 +276,9 @@ def beyond(node: ast.AST, most: float) -> float | None:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         sign, node = -1.0, node.operand
     value = node.value if isinstance(node, ast.Constant) else end_of_format(node)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return sign * value if is_number and abs(value) > most else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) <= most:
+        return None
+    return sign * value
 
 
 def same(first: ast.AST, second: ast.AST) -> bool:

@@ -213,9 +213,9 @@ def _divided(draft: Draft, found: Operation) -> str | None:
         return draft.with_operand(found, 1, text)
     value = value if is_cheap(divisor) or value.isidentifier() else f"({value})"
     quotient = draft.with_operand(found, 1, f"{value}.masked_fill({value} == 0, 1)")
-    if not draft.infinite:  # 0 / 0: 0 by anything is 0
-        return quotient
-    return f"{draft.torch('where')}({value} == 0, 0, {quotient})"
+    if draft.infinite:  # else it is 0 / 0: 0 by anything is 0
+        quotient = f"{draft.torch('where')}({value} == 0, 0, {quotient})"
+    return quotient
 
 
 def _by_root(draft: Draft, found: Operation) -> str | None:

@@ -699,6 +699,20 @@ for step in range(2):
     assert "since before the first step" in report.diagnoses[0].cause
 
 
+def test_a_scale_that_softplus_rounds_to_0_is_to_be_kept_from_it(tmp_path):
+    body = """
+def objective(step, x, y):
+    scale = torch.nn.functional.softplus(net(x * 0) - (200.0 if step == 2 else 0.0))
+    return torch.log(scale).mean()
+"""
+    _, news = investigated(tmp_path / "script.py", HEAD + body + STEPS)
+    found = next(one for one in news if hasattr(one, "diagnoses")).diagnoses[0]
+    assert found.code == "NS207"
+    assert "rounded to exactly 0" in found.cause
+    assert any("`softplus` at script.py" in one for one in found.lines)
+    assert "F.softplus(x) + 1e-6" in found.usual_cure
+
+
 @pytest.mark.parametrize(
     ("factor", "is_rounded"), [("1", True), ("(x[:, :1] < 3)", False), ("0", False)]
 )

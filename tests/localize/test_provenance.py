@@ -69,7 +69,22 @@ def test_a_count_is_a_whole_number(spelled):
     assert ("whole" in meaning(function, **{name: GIVEN[name]})) is not is_share
 
 
+LEFT_OF_A_NORM = {
+    "one less": lambda x: 1 - x.square().sum(-1),
+    "a tensor of ones less": lambda x: torch.ones(2) - x.norm(dim=-1),
+    "less one": lambda x: x.abs().amax(-1) - 1.0,
+    "two of them": lambda x: (1 - x.norm(dim=-1)) * (1 - x[:, :2].norm(dim=-1)),
+}
+
+
+@pytest.mark.parametrize("spelled", LEFT_OF_A_NORM)
+def test_what_is_left_of_a_norm_is_none(spelled):
+    found = meaning(LEFT_OF_A_NORM[spelled], x=X)
+    assert not found & {"norm", "square", "extreme", "magnitude", "deviation"}
+
+
 NORMS = {
+    "less an eps": lambda x: x.norm(dim=-1) - 1e-8,
     "norm": lambda x: x.norm(dim=-1),
     "vector norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
     "root of squares": lambda x: (x * x).sum(-1).sqrt(),

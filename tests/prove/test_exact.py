@@ -19,6 +19,7 @@ from nanstop.prove.reference import exact
 from nanstop.prove.reference.exact import ExactRuns
 from nanstop.records import Atom
 from nanstop.remedies.apply import applied
+from nanstop.remedies.forms import bounds
 from nanstop.replay.rerun import Attempt
 
 
@@ -59,6 +60,31 @@ def test_a_form_may_keep_digits_that_float64_loses(size, value):
     assert is_better_computed(failing, runs, atoms, run) == (value == "log_space")
     gap = abs(run.loss / runs.of(0).loss - 1)
     assert value == "guarded" or (gap > 1e-4) == (size > 17)
+
+
+def decayed(net, batch):
+    steps = net(batch["x"]).squeeze(-1).cumsum(0)
+    later = torch.ones(len(steps), len(steps)).tril()
+    decay = torch.exp(steps[:, None] - steps[None]) * later
+    return (decay @ batch["x"]).square().mean()
+
+
+@pytest.mark.parametrize("bound", [20.0, -1.0])
+def test_a_bound_on_what_is_left_out_is_the_same_function(bound, monkeypatch):
+    """What a mask hides behind an exponential may be any number; what it lets through may not."""
+    monkeypatch.setattr(bounds, "most_exponent", lambda _: bound)
+    torch.manual_seed(0)
+    step = FnStep(nn.Linear(1, 1, bias=False), decayed, [{"x": torch.rand(64, 1) + 0.5}])
+    with torch.no_grad():
+        step.view.root.weight.fill_(-2.0)
+    failing = FailingStep(step=step, micro=0, micros=(0,))
+    runs = ExactRuns(failing)
+    assert (runs.of(0).failed, runs.dtype) == (False, torch.float64)
+    target = f"{__file__}:{decayed.__code__.co_firstlineno + 3}"
+    atoms = (Atom(remedy="form", target=target, value="bounded"),)
+    run = runs.attempt(0, under=partial(applied, step.view, atoms))
+    assert not run.failed
+    assert is_better_computed(failing, runs, atoms, run) == (bound > 0)
 
 
 class Overflowing(nn.Module):

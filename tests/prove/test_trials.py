@@ -274,6 +274,33 @@ def test_a_guard_whose_value_is_not_the_limit_is_none():
     assert (found.outcome, found.message) == ("not_applicable", OTHER_LIMIT)
 
 
+def of_hold(net, batch):
+    rate = net.rate
+    held = (torch.exp(0.1 * rate) - 1.0) / rate
+    return (net(batch["x"]).sum(1) + held.sum()).square().mean()
+
+
+def of_shares_of_rates(net, batch):
+    share = net.rate / net.rate.abs()
+    return (net(batch["x"]).sum(1) + 0.1 * share.sum()).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "line", "outcome"),
+    [(of_hold, 2, "not_applicable"), (of_shares_of_rates, 1, "pass")],
+)
+def test_a_limit_that_moves_a_loss_little_is_one(loss, line, outcome):
+    """(exp(t a) - 1) / a comes to t; a / |a| comes to nothing, from which side it may be."""
+    torch.manual_seed(0)
+    net = nn.Linear(4, 4)
+    net.rate = nn.Parameter(torch.tensor([-2.0, -1.0, 0.0]))
+    with torch.no_grad():
+        net.bias.add_(20.0)
+    found = guarded(FnStep(net, loss, [{"x": torch.randn(16, 4)}]), loss, line, "forward")
+    assert found.outcome == outcome
+    assert (found.message == OTHER_LIMIT) == (outcome != "pass")
+
+
 def of_floored(net, batch):
     p = (net(batch["x"]) * batch["mu"]).square()
     return -torch.log(p).clamp(min=-100.0).mean()

@@ -463,6 +463,15 @@ GUARDED = {
     ("return torch.cov(x.T)", "div"): (
         "return torch.cov(x.T, correction=min(1, x.T.shape[-1] - 1))"
     ),
+    ("return torch.special.entr(y).sum() * x", "entr"): (
+        "return torch.special.entr(y.clamp(min=torch.finfo(y.dtype).tiny)).sum() * x"
+    ),
+    ("return torch.xlogy(y, y).sum() * x", "xlogy"): (
+        "return torch.xlogy(y, y.clamp(min=torch.finfo(y.dtype).tiny)).sum() * x"
+    ),
+    ('return F.kl_div(x, 0.5 * y, reduction="sum")', "xlogy"): (
+        'return F.kl_div(x, (0.5 * y).clamp(min=1.2e-38), reduction="sum")'
+    ),
     ("return torch.acos(y)*x", "acos"): "return torch.acos(y.clamp(-1 + 1.2e-7, 1 - 1.2e-7))*x",
     ("return torch.acos(y.clamp(-1, 1)) * x", "acos"): (
         "return torch.acos(y.clamp(-1 + 1.2e-7, 1 - 1.2e-7)) * x"
@@ -553,6 +562,44 @@ def test_off_zero(before):
     after = rewritten(text, len(text.splitlines()), "form", "div", value="off_zero")
     assert OFF_ZERO[before] in after
     assert "x_off_zero = x.masked_fill(x == 0, 1e-6)\n" in after
+
+
+def test_a_layer_norm_without_eps_gets_the_usual_one():
+    text = body("return F.layer_norm(x, (3,), eps=0.0) * y")
+    after = rewritten(text, "return", "form", "native_layer_norm", value="guarded")
+    assert "F.layer_norm(x, (3,), eps=1e-5) * y" in after
+
+
+@pytest.mark.parametrize("kind", ["norm", "parameter"])
+def test_a_size_within_a_lambda_is_kept_from_0_there(kind):
+    text = body("scaled = lambda z: z / z.abs().amax(-1, keepdim=True)\nreturn scaled(x) + y")
+    after = rewritten(text, "lambda", "form", "div", value="guarded", descent=((), (kind,)))
+    typed = "scaled = lambda z: z / z.abs().amax(-1, keepdim=True).clamp(min=1e-12)\n"
+    assert (typed in after) is (kind == "norm")
+
+
+def test_a_mask_is_put_on_after_a_product():
+    source = Source(body("return (x * y).softmax(-1)"))
+    line = source.text.count("\n")
+    read = (TensorStats(shape=(2,), dtype="float32"),)
+    read += (TensorStats(shape=(2,), dtype="float32", neginf=1),)
+    at = SourceLine(file="x.py", line=line, function="f")
+    event = OpEvent(
+        index=0, phase="forward", op="aten.mul.Tensor", module="", source=at, inputs=read
+    )
+    atom = Atom(remedy="form", target=f"x.py:{line}", value="mask_afterwards")
+    after = edited(source.text, form_edits(source, line, atom, event))
+    assert (
+        'return ((x * y.masked_fill(y == float("-inf"), 0.0))'
+        '.masked_fill(y == float("-inf"), float("-inf"))).softmax(-1)'
+    ) in after
+
+
+def test_a_number_beyond_half_is_mended_where_it_is_written():
+    text = body("least = torch.tensor(-1e9, dtype=x.dtype)\nreturn (1 - y) * least + x")
+    after = rewritten(text, "return", "finite_fill", "mul", dtype="float16", value="1e4")
+    assert "least = torch.tensor(-1e4, dtype=x.dtype)\n" in after
+    assert rewritten(text, "return", "finite_fill", "mul", value="1e4") == text
 
 
 def test_off_zero_in_all_that_reads_it_afterwards():

@@ -29,6 +29,22 @@ def test_a_guard_is_said_of_the_operation_that_failed(op, words):
     assert ("divisor" in text) == ("div" in op)
 
 
+def test_another_line_of_a_cure_is_not_given_the_text_of_the_one_that_failed():
+    given, found = report(), report().localization
+    assert found is not None
+    assert found.first_bad is not None
+    source = SourceLine(file="train.py", line=5, function="f", text="u = u / u.norm()")
+    event = replace(found.first_bad, op="aten.div.Tensor", forward_op=None, source=source)
+    given = replace(given, localization=replace(found, first_bad=event))
+    here, there = (
+        said(Atom(remedy="form", target=f"train.py:{line}", value="guarded:div"), given)
+        for line in (5, 6)
+    )
+    assert "u = u / u.norm()" in here
+    assert "u.norm()" not in there
+    assert there.startswith("train.py:6: keep the divisor from 0")
+
+
 @pytest.mark.parametrize(
     ("rate", "given", "is_schedules"),
     [(0.655, 1e-3, True), (4e-4, 1e-3, False), (1e-3, 1e-3, False), (1e-3, 0.1, True)],

@@ -49,6 +49,23 @@ def test_lines(tmp_path, text):
     assert writes_down(line, is_nan=math.isnan(number)) is (text in WRITTEN)
 
 
+@pytest.mark.parametrize(
+    ("text", "is_beyond"),
+    [
+        ("torch.tensor(-1e9)", True),
+        ("torch.tensor(torch.finfo(torch.float32).min)", True),
+        ("torch.tensor(torch.finfo(values.dtype).min)", False),
+        ("torch.tensor(-1e4)", False),
+    ],
+)
+def test_a_number_beyond_its_format_is_an_infinity_in_it(tmp_path, text, is_beyond):
+    file = tmp_path / "script.py"
+    file.write_text(HEAD.format(text))
+    line = SourceLine(file=str(file), line=8, function="scores", text=text)
+    assert writes_down(line, is_nan=False, most=65504.0) is is_beyond
+    assert not writes_down(line, is_nan=False)
+
+
 def test_a_file_that_is_not_there_writes_nothing_down(tmp_path):
     line = SourceLine(file=str(tmp_path / "gone.py"), line=1, function="f", text="x = math.inf")
     assert not writes_down(line, is_nan=False)

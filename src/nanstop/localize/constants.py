@@ -13,7 +13,8 @@ from nanstop.localize.carried import carried_into
 from nanstop.localize.dataflow import of_infinities
 from nanstop.localize.positions import BatchLayout
 from nanstop.localize.slicing import range_of
-from nanstop.records import Localization, OpEvent, Origin, SourceLine
+from nanstop.numerics.tensors import format_name
+from nanstop.records import FORMAT_MAX, Localization, OpEvent, Origin, SourceLine
 from nanstop.records.values import origin_of
 from nanstop.tracing.op_details import OpDetails
 from nanstop.tracing.places import source_line
@@ -111,6 +112,11 @@ def readers(trace: Trace, found: Localization) -> tuple[SourceLine, ...]:
     return tuple(lines.values())
 
 
+def _most_of_one_number(value: Value) -> float:
+    """Return the largest number that the format of a single number has."""
+    return math.inf if value.shape else FORMAT_MAX.get(format_name(value.dtype), math.inf)
+
+
 def as_constant(
     found: Localization, value: Value, details: OpDetails | None, batch: BatchLayout
 ) -> Localization | None:
@@ -144,7 +150,9 @@ def as_constant(
             origin="born_here",
             culprit=None,
             made=made,
-            is_written=writes_down(made, is_nan=found.key.kind == "nan"),
+            is_written=writes_down(
+                made, is_nan=found.key.kind == "nan", most=_most_of_one_number(value)
+            ),
             blind_spots=(),
         )
     return _held(found, "from_constant", holder)

@@ -30,7 +30,10 @@ _FLOORS = frozenset({"clamp", "clamp_min", "maximum"})
 _ROOTS = frozenset({"sqrt", "rsqrt", "reciprocal", "pow", "div"})
 _BATCH: Kinds = frozenset({"data", "ids"})
 _CHOICES: Kinds = frozenset({"chosen", "ratio"})
-_EXPONENTIALS = frozenset({"exp", "exp2", "_softmax", "softmax", "sigmoid"})
+_EXPONENTIALS = frozenset(
+    {"exp", "exp2", "_softmax", "softmax", "sigmoid", "softplus", "erfc", "special_ndtr"}
+)
+"""Functions that are above 0 of each finite number."""
 _UNBOUNDED = frozenset({"exp", "exp2", "expm1", "sinh", "cosh"})
 _PRODUCTS = frozenset({"mul", "div", "pow", "square", "prod"})
 _SQUARES = frozenset({"mse_loss"})

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nanstop.numerics.tensors import has_bad, version
 from nanstop.records import Localization, Report, StepId
+from nanstop.records.values import entry_of
 from nanstop.replay.step import Step
 
 _MOST = 256
@@ -41,7 +42,7 @@ class BadTensors:
         """
         if found is None or found.origin != "from_batch" or not found.culprit:
             return None
-        read = step.batches[micro].get(found.culprit.removeprefix("batch[").removesuffix("]"))
+        read = step.batches[micro].get(entry_of(found.culprit))
         if read is None:
             return None
         met = [at for ref, number, at in self._met if ref() is read and number == version(read)]

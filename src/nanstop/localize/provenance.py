@@ -38,6 +38,9 @@ _EXPONENTIAL: Kinds = frozenset({"exponential"})
 _LOG_SUM: Kinds = frozenset({"log_sum"})
 _LOG_PROBABILITY: Kinds = frozenset({"log_probability"})
 _CHOSEN: Kinds = frozenset({"chosen"})
+_SIZES: Kinds = frozenset({"norm", "deviation", "extreme", "magnitude", "square", "total"})
+"""What is 0 where what it was made of is 0, or does not vary."""
+_MOST_OF_EPS = 1e-2
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 _COMPARES = frozenset(
@@ -279,7 +282,9 @@ def _exponential(op: OpInputs) -> Kinds:
 
 
 def _mixed(op: OpInputs) -> Kinds:
-    """Return what a sum or difference is; numbers that the program adds do not change it."""
+    """Return what a sum or difference is; numbers that the program adds do not change it, and what
+    is left of one is 0 elsewhere than a norm or a sum is.
+    """
     if len(op.kinds) == 2 and op.base in ("sub", "rsub"):
         found = _difference(op)
         if found:
@@ -287,10 +292,21 @@ def _mixed(op: OpInputs) -> Kinds:
     if op.base == "add" and any("log_sum" in one for one in op.kinds) and _raises(op):
         return _LOG_SUM
     telling = [one for one in op.kinds if one != _CONSTANT]
+    if len(telling) == 1 and _takes_away(op):
+        return telling[0] - _SIZES
     squares = [one for one in telling if "square" in one]
     if len(telling) == 2 and squares and any("logarithm" in one for one in telling):
         return _LOG_PROBABILITY  # the logarithm of a normal density
     return frozenset.intersection(*telling) if telling else _agreed(op.kinds)
+
+
+def _takes_away(op: OpInputs) -> bool:
+    """Return whether a number of the program that is no eps is taken from a tensor, or that from
+    it.
+    """
+    if op.base not in ("sub", "rsub"):
+        return False
+    return len(op.kinds) > 1 or any(abs(one) > _MOST_OF_EPS for one in op.scalars[:1])
 
 
 def _raises(op: OpInputs) -> bool:

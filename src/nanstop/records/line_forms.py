@@ -75,6 +75,12 @@ OTHER_COUNT = "other_count"
 """By another number there, which tells whether it matters."""
 OF_COUNTS = ("div", "true_divide", "reciprocal", "rsqrt", "pow")
 """Operations that may divide by a count."""
+MASK_AFTERWARDS = "mask_afterwards"
+"""A product that is masked once it is made: what is infinite, and written there as a mask, stays
+so whatever it is multiplied by."""
+MASK_FAR = "mask_far"
+"""One with a number that is far off in the mask's place: what reads a mask does not tell these
+apart."""
 OTHER_BOUND = "other_bound"
 """A bounded form with another bound, which tells whether it matters."""
 BY_NUMBER = "by_number"

@@ -64,6 +64,12 @@ class SourceLine:
         return f"{self.short}  {self.text}"
 
 
+def entry_of(name: str) -> str:
+    """Return what an entry of the batch is called in it; any other name as it is."""
+    entry = name.removeprefix("batch[")
+    return entry.removesuffix("]") if entry != name else name
+
+
 def origin_of(name: str | None) -> Origin:
     """Return where a tensor comes from by the name that it had before the step, see
     ``TensorStats.name``: "from_param", "from_buffer", "from_batch", "from_state"; "unknown" without

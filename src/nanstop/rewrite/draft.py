@@ -40,6 +40,10 @@ class Draft:
     """Whether what has no value is that of a whole number, a count: 0 or 1 at least."""
     infinite: bool = False
     """Whether it has made Inf: then it did not divide 0 by 0."""
+    of_size: bool = False
+    """Whether it divides by what is 0 at least: a norm, a deviation, a largest magnitude."""
+    hiding: int | None = None
+    """The place of the only operand that holds -Inf."""
     kept: bool = False
     """Whether what is infinite stays so large, and has no derivative."""
     bounded: bool = False

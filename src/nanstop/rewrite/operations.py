@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nanstop.records import FORMAT_MAX
 from nanstop.rewrite.source import Source
 
 _OPERATORS: Mapping[type[ast.operator], str] = {
@@ -265,6 +266,29 @@ def infinity_of(source: Source, node: ast.AST) -> float | None:
     text = given.value.strip().lower()
     value = float(text) if text.lstrip("+-") in ("inf", "infinity") else 0.0
     return sign * value if value else None
+
+
+def end_of_format(node: ast.AST) -> float | None:
+    """Return the end of a format that a node spells: ``torch.finfo(torch.float32).min``."""
+    called = node.value if isinstance(node, ast.Attribute) else None
+    if not isinstance(node, ast.Attribute) or not isinstance(called, ast.Call):
+        return None
+    if not ast.unparse(called.func).endswith("finfo") or len(called.args) != 1:
+        return None
+    most = FORMAT_MAX.get(ast.unparse(called.args[0]).removeprefix("torch."))
+    sign = {"min": -1.0, "max": 1.0}.get(node.attr)
+    return None if most is None or sign is None else sign * most
+
+
+def beyond(node: ast.AST, most: float) -> float | None:
+    """Return the number that a node spells where a format that ends at ``most`` has none for it."""
+    sign = 1.0
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        sign, node = -1.0, node.operand
+    value = node.value if isinstance(node, ast.Constant) else end_of_format(node)
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) <= most:
+        return None
+    return sign * value
 
 
 def same(first: ast.AST, second: ast.AST) -> bool:

@@ -152,8 +152,11 @@ def _form(atom: Atom, report: Report) -> str:
     event = report.localization.first_bad if report.localization is not None else None
     parts = (event.forward_op or event.op).split(".") if event is not None else [""]
     name = parts[min(1, len(parts) - 1)].rstrip("_").removeprefix("special_")
+    source = event.source if event is not None else None
+    is_here = source is not None and atom.target == f"{source.file}:{source.line}"
+    name = name if is_here else form_of(atom)[1] or name  # another line of the cure has its own
     table = _STABLE if atom.remedy == "stable_form" else _GUARDED
-    line = event.source.text.strip() if event is not None and event.source is not None else ""
+    line = source.text.strip() if is_here and source is not None else ""
     name = "matmul" if table is _STABLE and _multiplies_matrices(line) else name
     text = table.get(name) or table.get(_ALIASES.get(name, ""))
     text = _BOUNDED.get(name, text) if is_bounded((atom,)) else text

@@ -152,6 +152,8 @@ def test_how_near_to_the_end_of_its_interval_a_function_is_asked_is_chosen(loss,
     (atom,) = typed_cure(incident.proof)
     assert (incident.proof.verdict, atom.value) == ("isolated", "bounded")
     assert incident.diagnoses[0].code == "NS204"
+    assert "of 1" in incident.diagnoses[0].cause
+    assert "where it is infinite" in incident.diagnoses[0].cause
     assert typed in text
     assert "the bound is yours to choose" in text
     guards = [one for one in incident.proof.tried if typed_as(one.atoms) == "guarded"]

@@ -16,7 +16,6 @@ from remedies.views import View
 
 ROWS = torch.tensor([[3.0, 4.0, 0.5], [0.0, 0.0, 0.0]])
 SCORES = torch.tensor([[1.0, 2.0, -torch.inf], [-torch.inf] * 3])
-
 BROKEN = {
     "count": (lambda x: x.sum(1) / torch.tensor([3.0, 0.0]), ROWS),
     "norm": (lambda x: x / x.norm(dim=-1, keepdim=True), ROWS),
@@ -33,6 +32,15 @@ BROKEN = {
     "log of what is negative": (lambda x: torch.log(1.0 - x), ROWS),
     "x log y": (lambda x: torch.xlogy(torch.tensor(2.0), x).sum(1), ROWS),
     "x log x": (lambda x: x * x.log(), ROWS),
+    "entropy": (lambda x: torch.special.entr(x).sum(1), ROWS),
+    "x log x by name": (lambda x: torch.xlogy(x, x).sum(1), ROWS),
+    "divergence": (lambda x: F.kl_div(torch.ones_like(x), x, reduction="none").sum(1), ROWS),
+    "divergence by name": (
+        lambda x: F.kl_div(input=torch.ones_like(x), target=x, reduction="none").sum(1),
+        ROWS,
+    ),
+    "layer norm": (lambda x: F.layer_norm(x, (3,), eps=0.0)[:, 0], ROWS),
+    "layer norm by place": (lambda x: F.layer_norm(x, (3,), None, None, 0.0)[:, 0], ROWS),
     "arc cosine": (lambda x: torch.acos(x / 4.0), ROWS),
     "hyperbolic arc cosine": (lambda x: torch.acosh(x), ROWS),
     "arc tangent": (lambda x: (x / 4.0).atanh(), ROWS),
@@ -87,6 +95,25 @@ def test_where_all_is_well_nothing_changes(name):
     known, known_gradient = plain.isfinite(), plain_gradient.isfinite()
     assert torch.equal(guarded[known], plain[known])
     torch.testing.assert_close(gradient[known_gradient], plain_gradient[known_gradient])
+
+
+def test_a_factor_that_nobody_learns_may_switch_a_mask_off():
+    mask = torch.tensor([[-1.0, -torch.inf]])
+    compute = lambda x: x + torch.tensor(0.0) * mask  # noqa: E731
+    found, _ = under_form(compute, torch.zeros(1, 2), value="mask_afterwards", remedy="form")
+    assert found.isnan().any()
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.5])
+def test_a_mask_stays_one_whatever_it_is_multiplied_by(slope):
+    mask = torch.tensor([[-1.0, -torch.inf], [-2.0, -3.0]])
+    compute = lambda s: (s * mask).softmax(-1)[:, 0]  # noqa: E731
+    assert not graded(compute, torch.tensor([slope]))[1][0].isfinite().all()
+    found, (gradient,) = under_form(
+        compute, torch.tensor([slope]), value="mask_afterwards", remedy="form"
+    )
+    assert float(found[0]) == 1.0
+    assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize(

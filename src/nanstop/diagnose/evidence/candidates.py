@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from nanstop.diagnose.evidence.reading import has_masters
 from nanstop.own_code import is_library
-from nanstop.records import Atom, Evidence, LineOp, OpEvent, RunFacts, TokenRows, op_kind
+from nanstop.records import (
+    Atom,
+    Evidence,
+    LineOp,
+    Localization,
+    OpEvent,
+    RunFacts,
+    TokenRows,
+    op_kind,
+)
 from nanstop.records.formats import HALF, NARROW
 from nanstop.records.line_forms import (
     AND_BACK,
@@ -14,11 +23,13 @@ from nanstop.records.line_forms import (
     GUARDED,
     HAVE_BOUNDS,
     KEPT,
+    MASK_AFTERWARDS,
     OF_COUNTS,
     UNCAST,
     form_at,
 )
 from nanstop.records.remedies import spans_of
+from nanstop.records.values import entry_of
 
 Candidates = tuple[tuple[Atom, ...], ...]
 
@@ -152,13 +163,22 @@ def forms(evidence: Evidence) -> Candidates:
     is_counted = event is not None and op in OF_COUNTS and _is_more_than_a_count(event)
     bounded = (Atom(remedy="form", target=target, value=BOUNDED),)
     kept = (Atom(remedy="form", target=target, value=KEPT),)
+    afterwards = (Atom(remedy="form", target=target, value=MASK_AFTERWARDS),)
     return (
         (Atom(remedy="stable_form", target=target, value="log_space"),),
         *((bounded,) if has_bounds else ()),
         *((counted,) if is_counted else ()),
         (Atom(remedy="form", target=target, value=GUARDED),),
+        *((afterwards,) if op == "mul" and _reads_a_mask(found) else ()),
         *((kept,) if event is not None and _may_stay_infinite(event) else ()),
     )
+
+
+def _reads_a_mask(found: Localization | None) -> bool:
+    """Return whether an infinity that is read was written as one: the logarithm of a 0 in the data
+    is no mask.
+    """
+    return found is not None and (found.filled is not None or bool(found.held_in))
 
 
 def _is_more_than_a_count(event: OpEvent) -> bool:
@@ -234,7 +254,7 @@ def finite_entry(evidence: Evidence) -> Candidates:
         return ()
     if "exception" in found.reaches:  # a guard that raises no more says nothing of a loss
         return ()
-    name = found.culprit.removeprefix("batch[").removesuffix("]")
+    name = entry_of(found.culprit)
     lines = [f"{one.file}:{one.line}" for one in reversed(found.readers)]
     return tuple(
         (Atom(remedy="finite_constant", target=line, value=f"0:{name}"),) for line in lines
@@ -249,7 +269,7 @@ def left_out(evidence: Evidence) -> str:
     passed = {one.atoms for one in evidence.trials if one.outcome == "pass"}
     if found is None or not found.culprit or tried.isdisjoint(passed):
         return ""
-    return found.culprit.removeprefix("batch[").removesuffix("]")
+    return entry_of(found.culprit)
 
 
 def _line(evidence: Evidence) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from nanstop.frozen import frozen
 from nanstop.records import Change, OpEvent, TensorStats
+from nanstop.records.line_forms import BETWEEN_POLES
 from nanstop.records.vocabulary import Descent
 from nanstop.wording import number
 
@@ -104,6 +105,17 @@ def outside_of(event: OpEvent) -> str:
         beyond = number(read.absmax - 1)
         return f"the `{event.name}` of numbers beyond 1 in magnitude, by up to {beyond}"
     return _variance_below_0(event)
+
+
+def at_pole(event: OpEvent) -> str:
+    """Return which end of its domain a function was given that is infinite there, "" for none."""
+    name, read = event.name.removeprefix("special_"), event.inputs[0] if event.inputs else None
+    ends = BETWEEN_POLES.get(name)
+    if ends is None or read is None or read.absmax != 1.0:
+        return ""
+    if ends[0] < 0:
+        return f"the `{name}` of 1 or -1, where it is infinite"
+    return f"the `{name}` of 1, where it is infinite"
 
 
 def _variance_below_0(event: OpEvent) -> str:

@@ -51,7 +51,7 @@ _ONCE_OVER = ("optimizer", "evaluate", "generate")
 _NO_TENSORS = ("loss", "exception")
 """What a failure reaches beside gradients and weights."""
 _ROUNDING = (
-    *("exp", "exp2", "_softmax", "softmax", "sigmoid"),
+    *("exp", "exp2", "_softmax", "softmax", "sigmoid", "softplus", "erfc", "special_ndtr"),
     *("mul", "div", "pow", "square", "prod", "_to_copy"),
 )
 """Operations that may have a result below the range of their format."""

@@ -26,6 +26,8 @@ from nanstop.records.line_forms import (
     FARTHER,
     FINITE,
     KEPT,
+    MASK_AFTERWARDS,
+    MASK_FAR,
     NUMBERED,
     OFF_ZERO,
     OTHER_BOUND,
@@ -47,6 +49,9 @@ _NEAR, _NEAR_GRADIENT = 1e-2, 0.1
 from those under the form: a clamp ends a little before the edge where a guard begins.
 """
 
+_EQUAL = 1e-10
+"""Distance of what float64 gives for the same numbers, added up in another order."""
+
 _FARTHER = 2.0
 """Times the distance without the samples in question: a derivative that is cut off next to a pole
 may be a little farther than none.
@@ -65,7 +70,11 @@ _CONVERGED = 0.02
 move.
 """
 
+_SEEN = 1e-6
+"""Distance of a loss that float64 shows beyond rounding: of one element among many."""
+
 _OTHER = {KEPT: FAR, BOUNDED: OTHER_BOUND, COUNTED: OTHER_COUNT}
+_OTHER |= {MASK_AFTERWARDS: MASK_FAR}
 _OTHER |= dict.fromkeys(OFF_ZERO, [*OFF_ZERO][-1])
 """The form of a guard that tells whether it matters which number it puts there."""
 
@@ -158,7 +167,8 @@ def misses_limit(
 ) -> Literal["", "limit", "data"]:
     """Return whether the loss goes to another number than it has under guards as what is 0 where
     their lines have no value comes near to 0 ("limit"), or to none, though it is of data alone
-    ("data"). All in float64: the logarithm of its smallest number is another one.
+    ("data"). All in float64: the logarithm of its smallest number is another one. A loss that moves
+    little counts where nothing but the divisor itself is 0, and both of its signs lead there.
     """
     if any(form_of(guard)[0] == KEPT for guard in guards) or not exact.may_widen():
         return ""
@@ -179,9 +189,16 @@ def misses_limit(
 
     found = [near(by) for by in (0.0, *_OFF_ZERO)]
     known = [one for one in found if one is not None and math.isfinite(one)]
-    if len(known) < len(found) or loss_gap(known[0], known[-1]) <= _NEAR:
+    if len(known) < len(found):
         return ""
-    if _has_limit(*known[1:], off=abs(known[-1] - known[0])):
+    gap, off = loss_gap(known[0], known[-1]), abs(known[-1] - known[0])
+    if gap <= _NEAR:
+        if gap <= _SEEN or not all(zeros.are_divisors for zeros in noted.values()):
+            return ""
+        below = near(-_OFF_ZERO[-1])
+        is_same = below is not None and abs(below - known[-1]) <= _CONVERGED * off
+        return "limit" if is_same and _has_limit(*known[1:], off=off) else ""
+    if _has_limit(*known[1:], off=off):
         return "limit"
     return "data" if all(zeros.of_data for zeros in noted.values()) else ""
 
@@ -251,16 +268,21 @@ def _unchanged_in(earlier: FailingStep, under: Under) -> bool | None:
 def is_better_computed(
     failing: FailingStep, exact: ExactRuns, atoms: tuple[Atom, ...], run: Attempt
 ) -> bool:
-    """Return whether a step that no more than float64 can compute as it is, is the same function in
-    log space: ``run`` in the run's format, and the same to rounding in float64, in which it is the
-    exact one; or near to that where it loses digits (1 - tanh(x)^2), and the same elsewhere.
+    """Return whether a step that no more than float64 can compute as it is, is the same function
+    under forms of lines: ``run`` in the run's format, and the same to rounding in float64, in which
+    it is the exact one. In log space it may be near to that where that loses digits
+    (1 - tanh(x)^2), and the same elsewhere; a guard has to be equal.
     """
-    if exact.dtype is not torch.float64 or any(atom.remedy != "stable_form" for atom in atoms):
+    in_log_space = all(atom.remedy == "stable_form" for atom in atoms)
+    are_known = all(atom.remedy in ("stable_form", "form") for atom in atoms)
+    if exact.dtype is not torch.float64 or not are_known:
         return False
     under = partial(applied, failing.step.view, atoms)
     formed, true = exact.under(failing.micro, under), exact.of(failing.micro)
     if true.failed or not agree(formed, run):
         return False
+    if not in_log_space:
+        return is_near(gaps_between(formed, true), _EQUAL, _EQUAL)
     if agree(true, formed):
         return True
     return is_near(gaps_between(formed, true)) and bool(unchanged_elsewhere(failing, exact, under))
@@ -276,9 +298,9 @@ def _scaled(view: ModelView, share: float) -> Iterator[None]:
         yield
 
 
-def is_near(gaps: Gaps | None) -> bool:
-    """Return whether two runs are as near as a clamp is to a guard."""
+def is_near(gaps: Gaps | None, most: float = _NEAR, most_gradient: float = _NEAR_GRADIENT) -> bool:
+    """Return whether two runs are near to each other: as a clamp is to a guard, or nearer."""
     if gaps is None:
         return False
     loss, cosine, gradient = gaps
-    return loss <= _NEAR and 1.0 - cosine <= _NEAR and gradient <= _NEAR_GRADIENT
+    return loss <= most and 1.0 - cosine <= most and gradient <= most_gradient

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from nanstop.records.line_forms import BETWEEN_POLES
-from nanstop.records.vocabulary import IGNORED_LABEL, LOSSES_OF_ELEMENTS
 from nanstop.remedies.forms.bounds import far_below_0, has_values
 from nanstop.remedies.forms.calls import Call
+from nanstop.remedies.forms.guarded_layers import layer_norm
+from nanstop.remedies.forms.guarded_losses import LOSSES
 from nanstop.replay.conditions import inside_transform
 from nanstop.replay.path import no_choices
 
@@ -316,34 +317,29 @@ def _norm(call: Call) -> Tensor | None:
     return _replaced(call, nothing, 1.0, 0.0)
 
 
-def _labelled(call: Call) -> Tensor | None:
-    """Return a mean loss over labels, of none 0."""
-    target, weight = call.argument(1, "target"), call.argument(2, "weight")
-    ignored = call.kwargs.get("ignore_index", IGNORED_LABEL)
-    is_mean = call.kwargs.get("reduction", "mean") == "mean"
-    if not is_mean or not isinstance(target, Tensor) or target.is_floating_point():
+def masked_product(call: Call, at_line: Callable[[], bool], *, is_far: bool = False) -> Any:
+    """Return the product of what is learned with what a mask has made -Inf of, where the line is
+    meant: -Inf wherever that is. 0 * -Inf is NaN, and so is the derivative next to it.
+    ``is_far``: a number that is far off in place of -Inf.
+    """
+    found = _masked_afterwards(call, is_far) if call.name == "mul" and at_line() else None
+    return call.run() if found is None else found
+
+
+@no_choices()
+def _masked_afterwards(call: Call, is_far: bool) -> Tensor | None:
+    factors = [call.argument(0, "input"), call.argument(1, "other")]
+    given = [one for one in factors if isinstance(one, Tensor) and one.is_floating_point()]
+    masks = [one for one in given if bool((one == -torch.inf).any())]
+    if len(given) < 2 or len(masks) != 1:
         return None
-    counted = target != ignored
-    if weight is None:
-        total = counted.sum()
-    else:
-        total = torch.where(
-            counted, weight[target.clamp(min=0)], torch.zeros_like(weight[:1])
-        ).sum()
-    summed = call.function(*call.args, **{**call.kwargs, "reduction": "sum"})
-    return summed / torch.where(total == 0, torch.ones_like(total), total)
-
-
-def _of_elements(call: Call) -> Tensor | None:
-    """Return a mean loss, of no element 0."""
-    read = call.read
-    if read is None or read.numel() or call.kwargs.get("reduction", "mean") != "mean":
+    mask, factor = masks[0], given[given[0] is masks[0]]
+    hidden = mask == -torch.inf
+    if not factor.requires_grad:  # 0 of the script's own may switch the mask off
         return None
-    return call.function(*call.args, **{**call.kwargs, "reduction": "sum"})
-
-
-def _ctc(call: Call) -> Tensor | None:
-    return call.function(*call.args[:6], **{**call.kwargs, "zero_infinity": True})
+    product = call.function(factor, mask.masked_fill(hidden, 0.0))
+    below = -math.sqrt(torch.finfo(product.dtype).max) if is_far else -torch.inf
+    return torch.where(hidden, below, product)
 
 
 def _sum_of_masks(call: Call) -> Tensor | None:
@@ -383,9 +379,9 @@ _GUARDS: Mapping[str, Callable[[Call], Any]] = {
     **dict.fromkeys(("std_mean", "var_mean"), _deviation_and_mean),
     "cov": _covariance,
     "normalize": _norm,
-    **dict.fromkeys(("cross_entropy", "nll_loss"), _labelled),
-    **dict.fromkeys(LOSSES_OF_ELEMENTS, _of_elements),
-    "ctc_loss": _ctc,
+    **LOSSES,
+    "layer_norm": layer_norm,
+    "entr": _at_zero(0.0),
     "add": _sum_of_masks,
 }
 _OTHERWISE: Mapping[str, Callable[[Call], Any]] = {

@@ -25,12 +25,14 @@ _BY = {"div": (1, "other"), "xlogy": (1, "other")}
 class Zeros:
     """The tensors of a run by their numbers, in the order in which calls that one file makes read
     and return them, the same in each run of one step. ``of_data``: whether no gradient is asked of
-    any that is 0 where a line of the file has no value.
+    any that is 0 where a line of the file has no value. ``are_divisors``: whether each is what the
+    line divides by itself, and not what that is 0 because of.
     """
 
     def __init__(self) -> None:
         self.found: set[int] = set()
         self.of_data = True
+        self.are_divisors = True
         self._numbers: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._roots: dict[int, tuple[int, bool]] = {}
         self._counts: set[int] = set()
@@ -93,6 +95,7 @@ class Zeros:
             if root not in self._counts:
                 self.found.add(root)
                 self.of_data &= is_data
+                self.are_divisors &= root == number
 
     def _descend(self, call: Call, result: Tensor, read: Sequence[int]) -> None:
         """Note what is 0 where a result is, and only there: that is 0 because of it."""

@@ -25,6 +25,8 @@ from nanstop.records.line_forms import (
     GUARDED,
     INNERMOST,
     KEPT,
+    MASK_AFTERWARDS,
+    MASK_FAR,
     MASKED,
     OFF_ZERO,
     OTHER_BOUND,
@@ -59,6 +61,8 @@ _FORMS: Mapping[str, Callable[[], Form]] = {
     KEPT: lambda: guarded.kept,
     FAR: lambda: partial(guarded.kept, is_far=True),
     OTHERWISE: lambda: guarded.otherwise,
+    MASK_AFTERWARDS: lambda: guarded.masked_product,
+    MASK_FAR: lambda: partial(guarded.masked_product, is_far=True),
     BOUNDED: lambda: bounds.answer,
     OTHER_BOUND: lambda: partial(bounds.answer, is_other=True),
     COUNTED: lambda: bounds.counted,
@@ -149,6 +153,7 @@ def compared(atom: Atom) -> Iterator[Comparison]:
     file, line = _line_of(atom, (*_FORMS, *OFF_ZERO))
     found = Comparison()
     chosen: Mapping[str, Form] = {BOUNDED: bounds.answer, COUNTED: bounds.counted}
+    chosen = {**chosen, MASK_AFTERWARDS: guarded.masked_product}
     by = chosen.get(form_of(atom)[0], guarded.answer)
     with answered(_at(file, line, partial(_in_both, found, by))):
         yield found
@@ -214,7 +219,8 @@ def _in_both(found: Comparison, by: Form, call: Call, at_line: Callable[[], bool
     def guard(given: Call) -> Any:
         return by(given, lambda: True)
 
-    if guarded.is_guarded(call) and at_line():
+    is_meant = guarded.is_guarded(call) or (by is guarded.masked_product and call.name == "mul")
+    if is_meant and at_line():
         found.look(call, guard)
         return guard(call)
     return call.run()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, product
 
-from nanstop.records import Atom, OpEvent, Proof
+from nanstop.records import FORMAT_MAX, Atom, OpEvent, Proof
 from nanstop.records.line_forms import (
     AND_BACK,
     BOUNDED,
@@ -26,6 +26,7 @@ from nanstop.records.line_forms import (
     GUARDED,
     INNERMOST,
     KEPT,
+    MASK_AFTERWARDS,
     MASKED,
     OFF_ZERO,
     OUT_OF_AUTOCAST,
@@ -47,13 +48,15 @@ from nanstop.rewrite.forms.in_float32 import (
 from nanstop.rewrite.forms.log_space import rewrite_in_log_space
 from nanstop.rewrite.forms.off_zero import rewrite_off_zero
 from nanstop.rewrite.forms.unwritten import rewrite_unwritten
-from nanstop.rewrite.operations import infinity_of
+from nanstop.rewrite.operations import beyond, infinity_of
 from nanstop.rewrite.source import Edit, Source, apart, edited, expressions_of, source_of
 
 _MOST_CODES = 5
 """Ways to type one cure that are tried."""
-_ALONE = (KEPT, BOUNDED, COUNTED, *OFF_ZERO)
+_ALONE = (KEPT, BOUNDED, COUNTED, MASK_AFTERWARDS, *OFF_ZERO)
 """Guarded forms that are typed in one way only."""
+
+_SIZES = frozenset({"norm", "deviation", "magnitude", "square"})
 
 _QUESTIONS = ("isnan", "isinf", "isfinite")
 
@@ -184,6 +187,10 @@ def form_edits(
         draft.kept, draft.bounded = (form_of(atom)[0] == one for one in (KEPT, BOUNDED))
         draft.least = _least_of_root(event)
         draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
+        draft.of_size = _is_size(event)
+        read = event.inputs if event is not None else ()
+        hiding = [place for place, one in enumerate(read) if one.neginf]
+        draft.hiding = hiding[0] if len(hiding) == 1 else None
         try:
             op = _meant(atom, event)
             if _rewritten(draft, atom, op, event):
@@ -241,6 +248,8 @@ def _device(event: OpEvent | None) -> str:
 def _meant(atom: Atom, event: OpEvent | None) -> str:
     """Return which operation of its line a form is typed at, "" for all."""
     form, op = form_of(atom)
+    if form == MASK_AFTERWARDS:
+        return "mul"
     if form in (FROM_FIRST, OUT_OF_AUTOCAST, AND_BACK):
         return op
     return "" if form == EVERY else _name(event) or op
@@ -276,18 +285,46 @@ def _least_of_root(event: OpEvent | None) -> float:
     return (least / 2.0) ** 2 if is_derivative else least
 
 
+def _is_size(event: OpEvent | None) -> bool:
+    """Return whether the failing operation divides by what descends from magnitudes."""
+    place = event.divisor if event is not None else None
+    if event is None or place is None or place >= len(event.descent):
+        return False
+    return not _SIZES.isdisjoint(event.descent[place])
+
+
 def _is_counted(event: OpEvent | None) -> bool:
     return event is not None and (event.divides_by_count or event.reads_whole)
 
 
 def _in_finite(draft: Draft, number: str) -> bool:
     """Return whether infinities that the statement spells could be rewritten as ``number`` or its
-    opposite; the draft holds it.
+    opposite, or else those of the one that gives a name its value which it reads; the draft holds
+    it.
     """
-    taken = set[int]()
-    for root in expressions_of(draft.statement):
+    if _spell_finite(draft, draft.statement, number):
+        return True
+    scope, begin = draft.source.scope_of(draft.statement), draft.statement.lineno
+    read = [node for root in expressions_of(draft.statement) for node in ast.walk(root)]
+    loaded = [one for one in read if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)]
+    names = {one.id for one in loaded}
+    given = [
+        one
+        for one in ast.walk(scope)
+        if isinstance(one, ast.Assign) and names & {ast.unparse(to) for to in one.targets}
+    ]
+    before = [one for one in given if one.lineno < begin]
+    return len(given) == len(before) == 1 and _spell_finite(draft, before[0], number)
+
+
+def _spell_finite(draft: Draft, statement: ast.stmt, number: str) -> bool:
+    """Return whether a statement spells infinities, in words or by a number beyond the format; the
+    draft holds ``number`` in their place.
+    """
+    taken, most = set[int](), FORMAT_MAX.get(draft.dtype, math.inf)
+    for root in expressions_of(statement):
         for node in ast.walk(root):
-            value = infinity_of(draft.source, node)
+            value = infinity_of(draft.source, node) or beyond(node, most)
             if value is None or not isinstance(node, ast.expr) or id(node) in taken:
                 continue
             taken.update(id(one) for one in ast.walk(node))

@@ -155,6 +155,14 @@ def _inverse(draft: Draft, found: Operation) -> str:
     return f"{inner}.masked_fill({none}, 0)"
 
 
+def _times_logarithm(draft: Draft, found: Operation) -> str | None:
+    """Of a logarithm of what is above 0."""
+    if len(found.args) != 2:
+        return None
+    read = draft.source.operand(found.args[1])
+    return draft.with_operand(found, 1, f"{read}.clamp(min={draft.tiny(read)})")
+
+
 def _has_fraction(exponent: float | None) -> bool:
     return exponent is not None and exponent != round(exponent)
 
@@ -195,12 +203,19 @@ def _divided(draft: Draft, found: Operation) -> str | None:
     kept = None if draft.masked else _normalized(draft, found) or _by_root(draft, found)
     if kept is not None:
         return kept
-    value = draft.twice(divisor, "divisor")
+    try:
+        value = draft.twice(divisor, "divisor")
+    except NotKnownError:  # within a lambda or a comprehension no line before it can name it
+        if not draft.of_size or draft.infinite or draft.masked:
+            raise
+        least = "1e-4" if draft.dtype == "float16" else "1e-12"
+        text = f"{draft.source.operand(divisor)}.clamp(min={least})"
+        return draft.with_operand(found, 1, text)
     value = value if is_cheap(divisor) or value.isidentifier() else f"({value})"
     quotient = draft.with_operand(found, 1, f"{value}.masked_fill({value} == 0, 1)")
-    if not draft.infinite:  # 0 / 0: 0 by anything is 0
-        return quotient
-    return f"{draft.torch('where')}({value} == 0, 0, {quotient})"
+    if draft.infinite:  # else it is 0 / 0: 0 by anything is 0
+        quotient = f"{draft.torch('where')}({value} == 0, 0, {quotient})"
+    return quotient
 
 
 def _by_root(draft: Draft, found: Operation) -> str | None:
@@ -256,8 +271,10 @@ def _held_eps(draft: Draft, found: Operation) -> str | None:
         start = draft.source.span(found.node)[0]
         text, (first, last) = draft.source.segment(found.node), draft.source.span(given)
         usual = "1e-4" if draft.dtype == "float16" else "1e-12"
+        usual = "1e-5" if found.name == "layer_norm" else usual
         return f"{text[: first - start]}{usual}{text[last - start :]}"
-    if draft.dtype != "float16" or found.argument(4, "eps") is not None or found.made_by:
+    is_given = found.name == "layer_norm" or found.argument(4, "eps") is not None
+    if draft.dtype != "float16" or is_given or found.made_by:
         return None
     text = draft.source.segment(found.node)
     return f"{text[:-1].rstrip().rstrip(',')}, eps=1e-4)"
@@ -316,6 +333,18 @@ def _deviation(draft: Draft, found: Operation) -> str | None:
     return f"{value}.{found.name}({', '.join(rest)})"
 
 
+def _masked_product(draft: Draft, found: Operation) -> str | None:
+    """Return a product that is masked afterwards: 0 * -Inf is NaN."""
+    place = draft.hiding
+    if place is None or len(found.args) != 2 or found.keywords:
+        return None
+    mask = draft.twice(found.args[place], "mask")
+    hidden = f'{mask if mask.isidentifier() else f"({mask})"} == float("-inf")'
+    product = draft.with_operand(found, place, f"{mask}.masked_fill({hidden}, 0.0)")
+    product = product if isinstance(found.node, ast.Call) else f"({product})"
+    return f'{product}.masked_fill({hidden}, float("-inf"))'
+
+
 def _softmax(draft: Draft, found: Operation) -> str | None:
     """Return zeros for a row of which all is masked."""
     dim = found.argument(1, "dim")
@@ -333,7 +362,8 @@ def _softmax(draft: Draft, found: Operation) -> str | None:
 
 _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     "div": _divided,
-    **dict.fromkeys(("log", "log2", "log10", "exp", "lgamma"), clamped),
+    **dict.fromkeys(("log", "log2", "log10", "exp", "lgamma", "entr"), clamped),
+    "xlogy": _times_logarithm,
     "log1p": log_of_more,
     "sqrt": clamped,
     "rsqrt": _inverse,
@@ -345,18 +375,21 @@ _FORMS: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     **dict.fromkeys(("std", "var", "std_mean", "var_mean", "cov"), _deviation),
     **dict.fromkeys(("softmax", "log_softmax"), _softmax),
     **LOSSES,
-    "normalize": _held_eps,
+    **dict.fromkeys(("normalize", "layer_norm"), _held_eps),
+    "mul": _masked_product,
 }
-_ALONE = {"exp", "mean", *LOSSES_OF_ELEMENTS}  # rewritten only where it fails itself
+_ALONE = {"exp", "mean", "mul", *LOSSES_OF_ELEMENTS}  # rewritten only where it fails itself
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "_softmax": ("softmax",),
     "_safe_softmax": ("softmax",),
     "_log_softmax": ("log_softmax",),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), ("cross_entropy", "nll_loss")),
     "_ctc_loss": ("ctc_loss",),
+    "native_layer_norm": ("layer_norm",),
     "div": ("div", "normalize", "cov"),
     "true_divide": ("div",),
     "reciprocal": ("div", "reciprocal"),
+    "xlogy": ("xlogy", "kl_div"),
     "sqrt": ("sqrt", "pow"),
     "rsqrt": ("rsqrt", "pow"),
     "pow": ("pow", "sqrt", "rsqrt"),

@@ -69,8 +69,17 @@ def _ctc(draft: Draft, found: Operation) -> str | None:
     return f"{text[:-1].rstrip().rstrip(',')}, zero_infinity=True)"
 
 
+def _divergence(draft: Draft, found: Operation) -> str | None:
+    """Return a divergence from targets above 0."""
+    if len(found.args) < 2 or "log_target" in found.keywords:
+        return None
+    target = draft.source.operand(found.args[1])
+    return draft.with_operand(found, 1, f"{target}.clamp(min={draft.tiny(target)})")
+
+
 LOSSES: Mapping[str, Callable[[Draft, Operation], str | None]] = {
     **dict.fromkeys(("cross_entropy", "nll_loss"), _cross_entropy),
     **dict.fromkeys(LOSSES_OF_ELEMENTS, _of_elements),
     "ctc_loss": _ctc,
+    "kl_div": _divergence,
 }

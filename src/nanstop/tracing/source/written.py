@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from nanstop.numerics.graph import is_leaf
 from nanstop.own_code import is_library
 from nanstop.records import SourceLine
+from nanstop.rewrite.operations import end_of_format
 from nanstop.rewrite.source import LOOPS, nodes_around
 from nanstop.tracing.source.assignments import tree_of
 from nanstop.tracing.source.holders import script_frames
@@ -35,9 +36,10 @@ _LEAVES = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 _CALLED = (ModuleType, type, FunctionType, BuiltinFunctionType)
 
 
-def writes_down(line: SourceLine, *, is_nan: bool) -> bool:
+def writes_down(line: SourceLine, *, is_nan: bool, most: float = math.inf) -> bool:
     """Return whether the statement of a line, or the lambda in it, holds NaN, or else an infinity,
     by its own text: a constant, or one that a module has under a name that the file imports.
+    ``most``: the largest number of the format in which it is one: -1e9 is -Inf in float16.
     """
     tree = tree_of(line.file)
     code = [] if tree is None else nodes_around(tree, line.line, ast.stmt, ast.Lambda)
@@ -46,7 +48,9 @@ def writes_down(line: SourceLine, *, is_nan: bool) -> bool:
     imported = _imported(tree)
     held = ast.walk(min(code, key=_length))
     numbers = (value for node in held if (value := _number(node, imported)) is not None)
-    return any(math.isnan(value) if is_nan else math.isinf(value) for value in numbers)
+    if is_nan:
+        return any(map(math.isnan, numbers))
+    return any(math.isinf(value) or abs(value) > most for value in numbers)
 
 
 def _length(node: ast.stmt | ast.expr) -> tuple[int, int]:
@@ -74,6 +78,8 @@ def _number(node: ast.AST, imported: Mapping[str, Any]) -> float | None:
     value: Any = None
     if isinstance(node, ast.Constant):
         value = node.value
+    elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call):
+        value = end_of_format(node)
     elif isinstance(node, ast.Name):
         value = imported.get(node.id)
     elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):

@@ -68,6 +68,7 @@ from nanstop.diagnose.evidence.candidates import (
 )
 from nanstop.diagnose.evidence.descent import (
     Operand,
+    at_pole,
     is_below_0,
     kept_from_zero,
     operand,
@@ -93,8 +94,10 @@ from nanstop.diagnose.evidence.reading import (
     written_at,
 )
 from nanstop.diagnose.evidence.rule import Rule
+from nanstop.diagnose.evidence.script_writes import writing_lines
 from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats, op_name
 from nanstop.records.formats import HALF, NARROW
+from nanstop.records.values import entry_of
 from nanstop.wording import number
 
 _ALIGNMENTS = ("_ctc_loss", "_cudnn_ctc_loss")
@@ -160,7 +163,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
             *rounded_at(evidence),
             *(in_float64(evidence) or _rounded_out(evidence, event)),
             *written_at(evidence),
-            *_writing_line(evidence),
+            *writing_lines(evidence),
             *((_LEAVE_OUT,) if _does_not_fit(event) else ()),
         ),
         confidence="likely" if untested else "certain",
@@ -315,12 +318,6 @@ def _is_brought_in(evidence: Evidence) -> bool:
     return found is not None and found.made is not None and not found.is_written
 
 
-def _writing_line(evidence: Evidence) -> tuple[str, ...]:
-    """Return the line that writes down what no operation has made."""
-    made = evidence.localization.made if evidence.localization is not None else None
-    return (f"line {made.line} writes it down: `{made.text}`",) if made is not None else ()
-
-
 def _title(evidence: Evidence, event: OpEvent, written: str) -> str:
     # A function that a line calls may write it: `torch.logdet` of a determinant below 0.
     found, hidden = evidence.localization, hidden_title(evidence, event)
@@ -357,6 +354,8 @@ def _made(evidence: Evidence, event: OpEvent, output: TensorStats, written: str)
 
 def _of_finite(event: OpEvent, kind: str) -> str:
     """Return what came out of finite numbers that no other sentence knows."""
+    if pole := at_pole(event):
+        return f"{kind} from {pole}"
     empty = next(
         (one.name for one in event.inputs if one.name and one.shape and not one.absmax), ""
     )
@@ -375,7 +374,7 @@ def _meaning(divisor: Operand) -> str:
     if divisor.is_a("probability"):
         return "a probability"
     if divisor.stats.name:
-        return f"`{divisor.stats.name.removeprefix('batch[').removesuffix(']')}`"
+        return f"`{entry_of(divisor.stats.name)}`"
     return "a number of the program" if divisor.is_constant else "a value"
 
 

@@ -77,6 +77,8 @@ _OF = {
     "deviation": "deviations of what does not vary",
     "range": "largest values or ranges of what does not vary or is all zero",
 }
+_OF_HALF = "norms or deviations of what does not vary, is all zero, or has squares that round to 0"
+_EPS = "Give it `eps=1e-5` where the layer, or its call, is made"
 _NOT_ZERO = "begin these rows with another value than 0, or put an epsilon under their norm"
 
 
@@ -113,6 +115,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
             *_zero_tables(evidence),
             *at_the_line(evidence),
         ),
+        usual_cure=_EPS if _is_layer_without_eps(event) else "",
         where=event.module,
     )
 
@@ -164,9 +167,10 @@ def _cause(event: OpEvent, divisor: Operand) -> str:
         if divisor.is_a("magnitude"):
             return f"{zeros} of the {total} magnitudes that `{op}` divides by are 0"
         return f"{zeros} of the {total} squares that `{op}` divides by are 0"
+    of = _OF_HALF if divisor.stats.dtype == "float16" and kind == "norm" else _OF[kind]
     if total == 1:
-        return f"the denominator of `{op}` is 0: {_OF[kind]}"
-    return f"`{op}` divides by 0 in {zeros} of {total} places: {_OF[kind]}"
+        return f"the denominator of `{op}` is 0: {of}"
+    return f"`{op}` divides by 0 in {zeros} of {total} places: {of}"
 
 
 def _kind(divisor: Operand) -> str:

@@ -71,6 +71,8 @@ BOUND = (
 _FAR = 1e5
 """Of no larger number a power that is usual leaves float32: what does grows as an exponential."""
 _FOLLOWED = frozenset({"sum", "mean", "div", "reciprocal", "log", "log1p", "cumsum", "logsumexp"})
+_OF_SCALES = "softplus"
+"""What scales and variances are made by: it is above 0, and rounded to 0 of numbers far below."""
 LOGARITHMS = ("log", "log1p", "log2", "log10", "xlogy")
 
 
@@ -107,7 +109,9 @@ def _usual(event: OpEvent, rounded: OpEvent | None) -> str:
     if _bound(event):
         return CLAMPED_EXPONENT
     read = operand(event, _place(event))
-    if event.name not in LOGARITHMS or event.name == "log1p" or rounded is not None:
+    if event.name not in LOGARITHMS or event.name == "log1p":
+        return ""
+    if rounded is not None and rounded.name != _OF_SCALES:  # its logarithm has a stable form
         return ""
     if read is None or read.is_a("probability") or not read.stats.zeros:
         return ""

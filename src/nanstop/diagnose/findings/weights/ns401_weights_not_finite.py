@@ -48,7 +48,7 @@ import math
 from nanstop.diagnose.evidence.candidates import Candidates
 from nanstop.diagnose.evidence.reading import breaking_update, came_broken, series_values, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.diagnose.evidence.weight_writers import (
+from nanstop.diagnose.evidence.script_writes import (
     finite_numbers_only,
     named_writers,
 )

@@ -75,7 +75,7 @@ from nanstop.diagnose.evidence.reading import (
     too_long_step,
 )
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.diagnose.evidence.weight_writers import finite_numbers_only, named_writers
+from nanstop.diagnose.evidence.script_writes import finite_numbers_only, named_writers
 from nanstop.records import (
     Atom,
     Confidence,

@@ -85,6 +85,12 @@ class PassingMode(OwnMode):
         self.lingers = self.is_on = not was_on
         return was_on
 
+    def stop_for_call(self) -> bool:
+        """Stop it so as to have a call of its own; return whether it was on: not inside of one that
+        it records just now (an operation of ``torch.library`` is a function of autograd's).
+        """
+        return self.is_on and is_on(self) and self.stop()
+
 
 class _ThreadEnd:
     """Empties the stack of a thread that ends, while the interpreter still knows the thread.

@@ -42,6 +42,7 @@ from nanstop.hosts.tape.tape_functions import (
     NUMBERS,
     PLAIN,
     READS,
+    SHAPES,
 )
 from nanstop.hosts.tape.tensors import autocast_state, saved_hooks
 from nanstop.hosts.tape.unrepeated import Unrepeated
@@ -70,13 +71,12 @@ class Tape(PassingMode):
     batch's rewards is part of the loss. What they make before the first model call is taken as it
     is, and made again only where it is not finite. ``num_ops``: how many ops on the model's results
     it recorded. ``num_outer``: how many others, and whatever it saw before a model call but for the
-    ``num_passed`` times that a gradient was read or set. ``takes_outer``: whether it records those
-    at all. ``on_error`` is told what such an op raises, ``on_number`` of a number that the script
-    reads before the first model call and that is not finite, with the slot of what it reads,
-    ``on_write`` of a tensor that is about to be written in place. ``losses``: slots of what is
-    to be replayed, ``asked``: of gradients. ``cuts``: see ``Cuts``. ``refused``: see
-    ``ends_refused``. ``problem``: why it records no more. Its slots are those from ``begin`` to
-    ``count``.
+    ``num_passed`` times that it was a gradient or a shape. ``takes_outer``: whether it records
+    those at all. ``on_error`` is told what such an op raises, ``on_number`` of a number that the
+    script reads before the first model call and that is not finite, with the slot of what it reads,
+    ``on_write`` of a tensor that is about to be written in place. ``losses``: slots of what is to
+    be replayed, ``asked``: of gradients. ``cuts``: see ``Cuts``. ``refused``: see ``ends_refused``.
+    ``problem``: why it records no more. Its slots are those from ``begin`` to ``count``.
     """
 
     def __init__(self, device: str, on_error: _Told, left: LeftBehind | None = None) -> None:
@@ -105,13 +105,12 @@ class Tape(PassingMode):
         self.fetch = Fetch()
 
     def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func in GRADIENTS and id(args[0]) not in self.slots:
+        if func in SHAPES or (func in GRADIENTS and id(args[0]) not in self.slots):
             self.num_passed += 1
             return func(*args, **kwargs)
         is_writing = is_in_place(getattr(func, "__name__", "")) or "out" in kwargs
         is_early = self._first_of_model is None
         if is_early and self.fetch.is_past() and not is_writing:
-            self.num_passed += 1
             return self._unrecorded(func, args, kwargs)
         if is_writing:
             self._writes(args, kwargs)

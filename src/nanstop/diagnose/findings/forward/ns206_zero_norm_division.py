@@ -77,6 +77,10 @@ _OF = {
     "deviation": "deviations of what does not vary",
     "range": "largest values or ranges of what does not vary or is all zero",
 }
+_ABOVE_0 = (
+    "Add a small number to the deviation, `x.std() + 1e-8`: what does not vary is 0 then. "
+    "Where it is the root of a variance that a gradient comes through, add it under the root."
+)
 _NOT_ZERO = "begin these rows with another value than 0, or put an epsilon under their norm"
 
 
@@ -86,6 +90,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if event is None or output is None or event.wider == "finite":
         return None
     divisor, advice, title = zero_divisor(event), (), "division by a norm of 0"
+    usual = _ABOVE_0 if divisor is not None and divisor.is_a("deviation") else ""
     if divisor is not None and divisor.is_a("norm", "extreme", "magnitude", "square"):
         cause, title = _cause(event, divisor), _TITLES[_kind(divisor)]
     elif _is_layer_without_eps(event):
@@ -114,6 +119,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
             *at_the_line(evidence),
         ),
         where=event.module,
+        usual_cure=usual,
     )
 
 

@@ -49,3 +49,23 @@ def test_results_below_0_are_told_apart(tmp_path):
 
 def test_a_healthy_one_is_left_alone(tmp_path):
     assert_left_alone(tmp_path, NEGATIVE)
+
+
+BY_HAND = """
+net = nn.Linear(4, 3)
+rows, labels = torch.randn(12, 4), torch.arange(12) % 3
+for step in range(3):
+    net.zero_grad()
+    F.cross_entropy(net(rows), labels).backward()
+    for weight in net.parameters():
+        weight.data.add_(weight.grad, alpha=-0.1)
+with torch.no_grad():
+    loss = F.cross_entropy(net(rows * torch.nan), labels).item()
+"""
+
+
+def test_one_after_updates_by_hand_has_their_number(tmp_path):
+    head = NEGATIVE.partition("class Net")[0]
+    _, news = investigated(tmp_path / "script.py", head + BY_HAND)
+    report = next(one for one in news if isinstance(one, Report))
+    assert report.incident.at.step == 3

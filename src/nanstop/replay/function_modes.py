@@ -17,6 +17,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode, handle_torch_function
 
 from nanstop.own_code import is_torchs
+from nanstop.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
 
 
 class FunctionMode(TorchFunctionMode):

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-
 _CALLING = frozenset(("handle", "_unrecorded", "_read"))
 """Methods of function modes that make a call of the script's: what is written in C has no frame."""
 

@@ -107,7 +107,8 @@ class DataRows:
 
         def next_data() -> Any:
             tape = self.recorder()
-            fetch = tape.fetch if tape is not None else nullcontext()
+            # Rows of a stream are not made again: what makes them is recorded whole.
+            fetch = nullcontext() if tape is None or streamed else tape.fetch
             with fetch, FETCHES.first() if is_first and is_first.pop() else nullcontext():
                 found = reads(itself())
             if drawn.pending:

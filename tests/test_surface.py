@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "a4b4bcab7dce48c7")
+REPORT_FORM = (1, "46e7fed285153760")
 
 
 def test_names():

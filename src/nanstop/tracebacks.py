@@ -8,6 +8,9 @@ from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+_CALLING = frozenset(("handle", "_unrecorded", "_read"))
+"""Methods of function modes that make a call of the script's: what is written in C has no frame."""
+
 
 def passes_through(excinfo: Any) -> bool:
     """Return whether an exception only passed through nanstop: it was raised by other code.
@@ -21,7 +24,8 @@ def passes_through(excinfo: Any) -> bool:
     while traceback.tb_next is not None:
         traceback = traceback.tb_next
     raised_in = traceback.tb_frame.f_globals.get("__name__", "")
-    return raised_in.partition(".")[0] != __name__.partition(".")[0]
+    is_own = raised_in.partition(".")[0] == __name__.partition(".")[0]
+    return not is_own or traceback.tb_frame.f_code.co_name in _CALLING
 
 
 def raised_in(error: BaseException) -> str:

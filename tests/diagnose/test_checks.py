@@ -841,6 +841,7 @@ def test_what_is_0_is_called_what_it_is(kinds, title):
     found = check("NS206", evidence(localization(replace(NORMS, descent=((), kinds)))))
     assert found.title == title
     assert ("all zero" in found.cause) is (kinds in (("norm",), ("extreme",)))
+    assert ("x.std() + 1e-8" in found.usual_cure) is ("deviation" in kinds)
 
 
 def test_an_eps_that_its_format_rounds_to_0_is_named_with_its_line():

@@ -467,3 +467,36 @@ def test_a_product_with_an_infinity_is_mended_by_a_finite_number():
     rows.follow(loader)
     assert rows.rows_of(next(iter(loader))).mended_as == "1e4"
     rows.end()
+
+
+class Fetching:
+    """Counts what it is entered for, and what it is told of."""
+
+    def __init__(self):
+        self.fetch, self.entered, self.told = self, 0, 0
+
+    def __enter__(self):
+        self.entered += 1
+
+    def __exit__(self, *_):
+        pass
+
+    def delivered(self, batch):
+        self.told += len(batch)
+
+
+class Streamed(IterableDataset):
+    def __iter__(self):
+        return iter(torch.ones(8, 2))
+
+
+@pytest.mark.parametrize(("data", "is_cut"), [(torch.ones(8, 2), True), (Streamed(), False)])
+def test_only_a_fetch_of_rows_that_can_be_made_again_is_cut_short(data, is_cut):
+    rows, tape = DataRows("train"), Fetching()
+    rows.recorder = lambda: tape
+    loader = DataLoader(data, batch_size=2)
+    rows.follow(loader)
+    assert len(list(loader)) == 4
+    assert tape.told == 4
+    assert (tape.entered > 0) is is_cut
+    rows.end()

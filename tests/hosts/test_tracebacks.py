@@ -88,6 +88,21 @@ def test_the_exception_is_theirs_and_the_frames_between_are_hidden(tmp_path, pla
     assert shown[-1].name == "fails"
 
 
+@pytest.mark.parametrize("place", ["before", "behind"])
+def test_what_torch_refuses_is_shown_without_frames_of_nanstop(tmp_path, place):
+    refused = "torch.ones(2) @ torch.ones(3)"
+    source = SCRIPT.replace("net[1].register_forward_hook(fails)", refused)
+    if place == "behind":
+        source = SCRIPT.replace("if step == 2:", "if False:").replace(
+            ".sum().backward()", ".sum().mul(1 if step < 2 else torch.ones(3) @ torch.ones(2))"
+        )
+    with pytest.raises(RuntimeError, match="inconsistent tensor size") as caught:
+        run_script(tmp_path / "train.py", source, ReplayingSession())
+    assert any(OURS in Path(entry.path).parents for entry in caught.traceback)
+    shown = caught.traceback.filter(caught)
+    assert not [entry for entry in shown if OURS in Path(entry.path).parents]
+
+
 def test_frames_of_an_error_of_nanstop_are_shown():
     net = torch.nn.Linear(2, 1)
     watch = nanstop.watch(net, torch.optim.SGD(net.parameters(), lr=0.1))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -63,15 +63,26 @@ class Delivery:
         return largest if any(_same_bytes(largest, other) for other in alike) else None
 
 
+class Recorder(Protocol):
+    """What records the operations of a loop: ``fetch`` is entered while a batch is made, and
+    ``delivered`` is told of its tensors.
+    """
+
+    @property
+    def fetch(self) -> AbstractContextManager[None]: ...
+
+    def delivered(self, batch: Iterable[Tensor]) -> None: ...
+
+
 class DataRows:
     """The last batches of the loaders that are followed. ``data``: what rows are said to be of.
 
-    ``on_delivery`` is told of the tensors of each batch, where somebody asks for them.
+    ``recorder``: gives what records a loop just now.
     """
 
     def __init__(self, data: str) -> None:
         self.data = data
-        self.on_delivery: Callable[[Sequence[Tensor]], None] | None = None
+        self.recorder: Callable[[], Recorder | None] = lambda: None
         self._last: deque[Delivery] = deque()
         self._num_bytes = 0
         self._followed: list[weakref.ref[Any]] = []
@@ -95,12 +106,15 @@ class DataRows:
         is_first = [True]
 
         def next_data() -> Any:
-            with FETCHES.first() if is_first and is_first.pop() else nullcontext():
+            tape = self.recorder()
+            # Rows of a stream are not made again: what makes them is recorded whole.
+            fetch = nullcontext() if tape is None or streamed else tape.fetch
+            with fetch, FETCHES.first() if is_first and is_first.pop() else nullcontext():
                 found = reads(itself())
             if drawn.pending:
                 given = tensors(found)
-                if self.on_delivery is not None:
-                    self.on_delivery(given)
+                if (tape := self.recorder()) is not None:
+                    tape.delivered(given)
                 in_rows = [t for t in given if t.dim() and t.layout is torch.strided]
                 small = tuple([t.detach() for t in in_rows if t.nbytes <= _MOST_BYTES])
                 rows, num_bytes = drawn.pending.popleft(), sum(map(attrgetter("nbytes"), small))

@@ -17,6 +17,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode, handle_torch_function
 
 from nanstop.own_code import is_torchs
+from nanstop.tracebacks import passes_through
+
+__tracebackhide__ = passes_through
 
 
 class FunctionMode(TorchFunctionMode):
@@ -84,6 +87,12 @@ class PassingMode(OwnMode):
         was_on = take_off(self)
         self.lingers = self.is_on = not was_on
         return was_on
+
+    def stop_for_call(self) -> bool:
+        """Stop it so as to have a call of its own; return whether it was on: not inside of one that
+        it records just now (an operation of ``torch.library`` is a function of autograd's).
+        """
+        return self.is_on and is_on(self) and self.stop()
 
 
 class _ThreadEnd:

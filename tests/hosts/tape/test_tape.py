@@ -563,3 +563,13 @@ def test_a_long_tape_is_not_gone_through_for_each_tensor_with_a_graph(net):
             other.sum()
         tape.stop()
         assert tape.calls.num_walks <= 8
+
+
+def test_what_is_asked_of_a_shape_is_no_call(net):
+    tape = Tape("cpu", lambda _: None)
+    rows = tape.call(net, (torch.ones(3, 4),), {}, rng=note_rng())
+    assert tape.start()
+    assert (rows.size(-1), rows.dim(), rows.shape[0], rows.dtype) == (4, 2, 3, torch.float32)
+    tape.stop()
+    assert tape.num_ops == 0
+    assert tape.num_passed == 4

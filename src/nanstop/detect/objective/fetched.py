@@ -15,7 +15,10 @@ from nanstop.own_code import is_library
 from nanstop.records import SourceLine
 from nanstop.replay.conditions import is_compiling
 from nanstop.replay.function_modes import OwnMode, is_crowded, on_stack
+from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import source_line, user_line
+
+__tracebackhide__ = passes_through
 
 MOST_FETCHES, MOST_CALLS, MOST_ELEMENTS = 4, 256, 1 << 14
 """First batches of as many loaders, calls of each, and elements of a tensor that is kept."""

@@ -378,26 +378,3 @@ def too_long_step(facts: RunFacts) -> str:
         return ""
     step = optimizer.step
     return step_moves(optimizer.name, step) if step.length >= VERY_LONG * step.weight else ""
-
-
-def unmade_at(evidence: Evidence) -> tuple[str, ...]:
-    """Return the line that makes numbers of the batch, or of a variable, that are not finite, where
-    it was run again; () for none.
-    """
-    rows = evidence.incident.rows if evidence.incident is not None else None
-    known = (one.unmade_at for one in (rows, evidence.localization) if one is not None)
-    line = next((one for one in known if one is not None), None)
-    return (f"made so at {line.short}: `{line.text}`",) if line is not None else ()
-
-
-def warned_before(evidence: Evidence) -> tuple[str, ...]:
-    """Return where NumPy has warned before the step read what is not finite: that may be where it
-    was made. () where the line that made it is known from an experiment.
-    """
-    incident = evidence.incident
-    if incident is None or unmade_at(evidence):
-        return ()
-    return tuple(
-        f"NumPy warned of numbers without a value at {one.short}: `{one.text}`"
-        for one in incident.without_value
-    )

@@ -43,7 +43,7 @@ class _Noted:
 class EvaluationMicro:
     """See ``hosts.loop.step.Micro``: a model call without gradients.
 
-    ``loss``: the largest value of what the model returned.
+    ``loss``: how large what the model returned is.
     """
 
     calls_script = False
@@ -76,7 +76,7 @@ class EvaluationMicro:
         args, kwargs = mapped(self._args, entry), mapped(self._kwargs, entry)
         self.module.train(noted.trains)  # put back by whoever runs it
         with torch.no_grad(), in_autocast(noted.autocast):
-            return _largest(tensors(self.module(*args, **kwargs)))
+            return _size(tensors(self.module(*args, **kwargs)))
 
     def leaves(self) -> Iterable[Tensor]:
         return ()
@@ -132,10 +132,20 @@ def _usual(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
-def _largest(found: Iterable[Tensor]) -> Tensor:
-    """Return the largest of all numbers, NaN where one is; -inf is what a mask leaves."""
-    floating = [t.float().clamp(min=0.0).amax() for t in found if _is_floating(t)]
-    return torch.stack(floating).amax() if floating else torch.zeros(())
+def _size(found: Iterable[Tensor]) -> Tensor:
+    """Return the mean magnitude of all numbers, so that no two results look alike. NaN where one
+    is, Inf where one is; -Inf is what a mask leaves.
+    """
+    sizes = [_mean_magnitude(t.float()) for t in found if _is_floating(t)]
+    return torch.stack(sizes).mean() if sizes else torch.zeros(())
+
+
+def _mean_magnitude(values: Tensor) -> Tensor:
+    """Return it of values whose sum may leave the format."""
+    magnitudes = values.masked_fill(values == -torch.inf, 0.0).abs()
+    most = magnitudes.amax()
+    least = torch.finfo(magnitudes.dtype).tiny
+    return torch.where(most.isfinite(), (magnitudes / most.clamp(min=least)).mean() * most, most)
 
 
 def _is_floating(tensor: Tensor) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -161,10 +161,9 @@ class LoopState:
     def _tape(self) -> Tape | None:
         return self.micro.tape if self.micro is not None else self._early
 
-    def delivered(self, batch: Sequence[Tensor]) -> None:
-        """Note what a loader gives to the script."""
-        if self._tape is not None and self._tape.is_on:
-            self._tape.delivered(batch)
+    def recorder(self) -> Tape | None:
+        """Return the tape that records just now."""
+        return self._tape if self._tape is not None and self._tape.is_on else None
 
     def drop(self) -> None:
         """Let go of a micro-batch that no backward has closed, or that may go on no longer."""

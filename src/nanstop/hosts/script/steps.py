@@ -100,8 +100,8 @@ class Steps:
         self, window: ScriptWindow, optimizer: Optimizer | None, parameters: Sequence[Tensor]
     ) -> LoopStep:
         optimizer = optimizer or self.optimizer_of(window, parameters)
-        if not window.by_hand:
-            self.controller.num_updates = self.updates.get(optimizer, 0) if optimizer else 0
+        if optimizer is not None and not window.by_hand:
+            self.controller.num_updates = self.updates.get(optimizer, 0)
         view = self._view(window, optimizer, parameters)
         self.open(window, view)
         replicas = self._shared.of_window(window.micros, window.called.values(), optimizer)

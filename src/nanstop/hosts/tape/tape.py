@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nanstop.detect.numeric_errors import is_numeric
 from nanstop.hosts.tape.given.constants import GivenConstants
+from nanstop.hosts.tape.given.fetch import Fetch
 from nanstop.hosts.tape.left_behind import LeftBehind
 from nanstop.hosts.tape.needed.calls import Delivered, calls_for
 from nanstop.hosts.tape.needed.fetched import comes_of_model
@@ -41,12 +42,13 @@ from nanstop.hosts.tape.tape_functions import (
     NUMBERS,
     PLAIN,
     READS,
+    SHAPES,
 )
 from nanstop.hosts.tape.tensors import autocast_state, saved_hooks
 from nanstop.hosts.tape.unrepeated import Unrepeated
 from nanstop.numerics.graph import is_leaf, node_of
 from nanstop.numerics.tensors import by_torch_alone, is_in_place, tensors, version
-from nanstop.replay.function_modes import PassingMode, is_on
+from nanstop.replay.function_modes import PassingMode
 from nanstop.replay.rng import RngState
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import user_frame
@@ -69,13 +71,12 @@ class Tape(PassingMode):
     batch's rewards is part of the loss. What they make before the first model call is taken as it
     is, and made again only where it is not finite. ``num_ops``: how many ops on the model's results
     it recorded. ``num_outer``: how many others, and whatever it saw before a model call but for the
-    ``num_passed`` times that a gradient was read or set. ``takes_outer``: whether it records those
-    at all. ``on_error`` is told what such an op raises, ``on_number`` of a number that the script
-    reads before the first model call and that is not finite, with the slot of what it reads,
-    ``on_write`` of a tensor that is about to be written in place. ``losses``: slots of what is
-    to be replayed, ``asked``: of gradients. ``cuts``: see ``Cuts``. ``refused``: see
-    ``ends_refused``. ``problem``: why it records no more. Its slots are those from ``begin`` to
-    ``count``.
+    ``num_passed`` times that it was a gradient or a shape. ``takes_outer``: whether it records
+    those at all. ``on_error`` is told what such an op raises, ``on_number`` of a number that the
+    script reads before the first model call and that is not finite, with the slot of what it reads,
+    ``on_write`` of a tensor that is about to be written in place. ``losses``: slots of what is to
+    be replayed, ``asked``: of gradients. ``cuts``: see ``Cuts``. ``refused``: see ``ends_refused``.
+    ``problem``: why it records no more. Its slots are those from ``begin`` to ``count``.
     """
 
     def __init__(self, device: str, on_error: _Told, left: LeftBehind | None = None) -> None:
@@ -101,14 +102,18 @@ class Tape(PassingMode):
         self._held, self._lent = HeldData(), Lent()
         self.given = GivenConstants()
         self.data: Delivered = {}, {}
+        self.fetch = Fetch()
 
     def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func in GRADIENTS and id(args[0]) not in self.slots:
+        if func in SHAPES or (func in GRADIENTS and id(args[0]) not in self.slots):
             self.num_passed += 1
             return func(*args, **kwargs)
-        if is_in_place(getattr(func, "__name__", "")):
-            self._writes(args, kwargs)
+        is_writing = is_in_place(getattr(func, "__name__", "")) or "out" in kwargs
         is_early = self._first_of_model is None
+        if is_early and self.fetch.is_past() and not is_writing:
+            return self._unrecorded(func, args, kwargs)
+        if is_writing:
+            self._writes(args, kwargs)
         if is_early and func in NUMBERS:
             return self._read(func, args, kwargs)
         self.num_outer += is_early
@@ -392,9 +397,3 @@ class Tape(PassingMode):
         """
         ends, first = (*self.losses, *self.asked, *also), self._first_of_model or 0
         return calls_for(ends, self.calls, first, delivered=self.data, **how)
-
-    def stop_for_call(self) -> bool:
-        """Stop it so as to have a call of its own; return whether it was on: not inside of one that
-        it records just now (an operation of ``torch.library`` is a function of autograd's).
-        """
-        return self.is_on and is_on(self) and self.stop()

@@ -6,12 +6,13 @@ import time
 
 from nanstop.hosts.tape.tape import Tape
 
-_OP_SECONDS = 6e-6
-_PASSED_SECONDS = 1e-6
-_TIME_SHARE = 0.01
-_FREE_SECONDS = 250e-6
-"""Recording the ops outside the model costs about 6 us each, passing on a gradient that is read or
-set 1 us. It stays on while that is below 1 % or unnoticeable.
+_OP_SECONDS = 20e-6
+_PASSED_SECONDS = 1.5e-6
+_TIME_SHARE = 0.03
+_FREE_SECONDS = 800e-6
+"""Recording the ops outside the model costs about 20 us each (16 to 27 seen on one core), passing
+on what is asked of a gradient or a shape 1.5 us. It stays on while that is below 3 % or
+unnoticeable: 40 ops.
 """
 _RUN_SECONDS = 3.0
 """What it may cost in a run whatever its share: small models train for seconds, and their first

@@ -29,6 +29,18 @@ READS = frozenset(
     }
 )
 """What brings values of a tensor to Python."""
+SHAPES = frozenset(
+    {
+        *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride),
+        *(
+            cast("Any", getattr(Tensor, name)).__get__
+            for name in ("shape", "dtype", "device", "layout", "ndim")
+        ),
+    }
+)
+"""What tells of a tensor what no value of it changes: distributions ask for more of it than they
+compute.
+"""
 GRADIENTS = frozenset((cast("Any", Tensor).grad.__get__, cast("Any", Tensor).grad.__set__))
 """What training changes: a script may well empty the gradients of every parameter itself."""
 NOT_REPEATED = frozenset(

@@ -5,7 +5,8 @@ their logarithms: each variable of them gets another that holds its logarithm.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -20,7 +21,21 @@ _JOINED = {ast.Mult: " + ", ast.Div: " - "}
 """What joins logarithms where a variable is multiplied, or divided, in place."""
 
 
-def rewrite_carried(draft: Draft) -> bool:
+def carried_edits(
+    source: Source, statements: Iterable[ast.stmt], dtype: str, *, of_matrices: bool
+) -> tuple[Edit, ...]:
+    """Return the edits that have a loop carry the logarithm of what one of the statements binds;
+    empty where none are known. ``of_matrices``: see ``Draft``.
+    """
+    for statement in statements:
+        draft = Draft(source, statement, dtype, of_matrices=of_matrices)
+        with suppress(NotKnownError):
+            if _is_carried(draft):
+                return tuple(draft.edits)
+    return ()
+
+
+def _is_carried(draft: Draft) -> bool:
     """Return whether what the statement binds is carried by a loop and could be written as its
     logarithm throughout its function; the draft holds that. Errors: ``NotKnownError``.
     """

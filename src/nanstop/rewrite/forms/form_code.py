@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, product
 
@@ -36,7 +35,7 @@ from nanstop.records.line_forms import (
 )
 from nanstop.rewrite.draft import Draft, NotKnownError
 from nanstop.rewrite.files import FileChange
-from nanstop.rewrite.forms.carried_logs import rewrite_carried
+from nanstop.rewrite.forms.carried_logs import carried_edits
 from nanstop.rewrite.forms.guarded import rewrite_guarded, rewrite_held
 from nanstop.rewrite.forms.in_float32 import (
     rewrite_and_back,
@@ -175,7 +174,8 @@ def form_edits(
     """
     statements = source.statements_at(line)[::-1]
     if atom.value in CARRIED_AS:
-        return _carried_edits(source, statements, event, atom)
+        is_matrices = atom.value == CARRIED_MATRICES
+        return carried_edits(source, statements, _format(event), of_matrices=is_matrices)
     stable = atom.remedy == "stable_form"
     later = (one for at in statements for one in source.readers_of(at)) if stable else ()
     for place in (*statements, *later):
@@ -197,18 +197,6 @@ def form_edits(
                 return draft.finished()
         except NotKnownError:
             continue
-    return ()
-
-
-def _carried_edits(
-    source: Source, statements: tuple[ast.stmt, ...], event: OpEvent | None, atom: Atom
-) -> tuple[Edit, ...]:
-    """Return the edits that have a loop carry logarithms; empty where none are known."""
-    for place in statements:
-        draft = Draft(source, place, _format(event), of_matrices=atom.value == CARRIED_MATRICES)
-        with suppress(NotKnownError):
-            if rewrite_carried(draft):
-                return tuple(draft.edits)
     return ()
 
 

@@ -45,8 +45,9 @@ from nanstop.diagnose.evidence.candidates import (
     mended_at_source,
     without_rows,
 )
-from nanstop.diagnose.evidence.reading import failing_batch, unmade_at, warned_before
+from nanstop.diagnose.evidence.reading import failing_batch
 from nanstop.diagnose.evidence.rule import Rule
+from nanstop.diagnose.evidence.script_writes import unmade_at, warned_before
 from nanstop.records import BatchFact, BatchRows, Confidence, Diagnosis, Evidence
 from nanstop.wording import counted, listed
 

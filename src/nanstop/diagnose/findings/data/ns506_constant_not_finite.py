@@ -60,8 +60,9 @@ from nanstop.diagnose.evidence.candidates import (
     left_out,
     mended_at_source,
 )
-from nanstop.diagnose.evidence.reading import bad_counts, unmade_at, warned_before
+from nanstop.diagnose.evidence.reading import bad_counts
 from nanstop.diagnose.evidence.rule import Rule
+from nanstop.diagnose.evidence.script_writes import unmade_at, warned_before
 from nanstop.records import (
     Diagnosis,
     Evidence,

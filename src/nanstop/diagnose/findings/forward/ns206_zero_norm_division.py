@@ -79,6 +79,10 @@ _OF = {
 }
 _OF_HALF = "norms or deviations of what does not vary, is all zero, or has squares that round to 0"
 _EPS = "Give it `eps=1e-5` where the layer, or its call, is made"
+_ABOVE_0 = (
+    "Add a small number to the deviation, `x.std() + 1e-8`: what does not vary is 0 then. "
+    "Where it is the root of a variance that a gradient comes through, add it under the root."
+)
 _NOT_ZERO = "begin these rows with another value than 0, or put an epsilon under their norm"
 
 
@@ -88,6 +92,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     if event is None or output is None or event.wider == "finite":
         return None
     divisor, advice, title = zero_divisor(event), (), "division by a norm of 0"
+    usual = _ABOVE_0 if divisor is not None and divisor.is_a("deviation") else ""
     if divisor is not None and divisor.is_a("norm", "extreme", "magnitude", "square"):
         cause, title = _cause(event, divisor), _TITLES[_kind(divisor)]
     elif _is_layer_without_eps(event):
@@ -115,7 +120,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
             *_zero_tables(evidence),
             *at_the_line(evidence),
         ),
-        usual_cure=_EPS if _is_layer_without_eps(event) else "",
+        usual_cure=_EPS if _is_layer_without_eps(event) else usual,
         where=event.module,
     )
 

@@ -67,6 +67,7 @@ def _chosen(
     if data:
         calls = [call.given(data) for call in calls if data.keys().isdisjoint(call.results)]
     early = [call for call in calls if call.first < first_of_model]
+    known = {slot for call in early for slot in call.results}
     wanted = set(losses)
     chosen: list[TapedCall] = []
     raised = calls[-1] if calls and not (wanted and calls[-1].count) else None
@@ -79,7 +80,8 @@ def _chosen(
             wanted.update(s.index for s in call.held(Slot))
             wanted.update(left.slot for left in call.held(Left))
             wanted.update(number.slot for number in call.held(Number))
-            wanted.update(_made_again(call.held(Constant), early, anew=anew))
+            held = [one for one in call.held(Constant) if one.origin in known]
+            wanted.update(_made_again(held, early, anew=anew))
     return chosen[::-1]
 
 
@@ -89,12 +91,12 @@ def _made_again(
     """Yield the slots of constants that are not finite, or of all ``anew``, as long as they can be
     made again by the calls before the model's.
     """
-    made = {slot for call in early for slot in call.results}
     for constant in constants:
-        if constant.origin not in made or not (anew or has_bad(constant.tensor)):
+        origin = constant.origin
+        if origin is None or not (anew or has_bad(constant.tensor)):
             continue
-        if not any(call.obstacle for call in makers(constant.origin, early)):
-            yield constant.origin
+        if not any(call.obstacle for call in makers(origin, early)):
+            yield origin
 
 
 def _came_bad(constant: Constant, early: Sequence[TapedCall]) -> bool:

@@ -808,3 +808,39 @@ def test_a_root_is_kept_off_0_by_a_usual_number_where_nothing_is_smaller(read, d
     text = body("return torch.sqrt(x * y)")
     changed = rewritten(text, "return", "form", "sqrt", dtype, value="guarded", read=read)
     assert f"return torch.sqrt((x * y).clamp(min={least}))" in changed
+
+
+def test_a_bound_is_typed_in_each_statement_of_a_line():
+    text = HEAD + "def f(k, u):\n    a = torch.exp(k); b = torch.exp(u + k)\n    return a + b\n"
+    after = rewritten(text, "a = torch", "form", op="exp", value="bounded")
+    assert "a = torch.exp(k.clamp(max=20)); b = torch.exp((u + k).clamp(max=20))" in after
+
+
+CARRIED = (
+    "def f(e, t):\n"
+    "    alpha = torch.exp(e[0])\n"
+    "    for i in range(1, len(e)):\n"
+    "        alpha = (alpha @ torch.exp(t)) * torch.exp(e[i])\n"
+    "        {more}\n"
+    "    return torch.log(alpha.sum())\n"
+)
+
+
+def test_a_logarithm_is_carried_through_a_function():
+    text = HEAD + CARRIED.format(more="alpha /= 2.0")
+    after = rewritten(text, "alpha @", value="carried_matrices")
+    assert "    log_alpha = e[0]\n" in after
+    assert "        log_alpha = torch.logsumexp(log_alpha.unsqueeze(-1) + t, -2) + e[i]\n" in after
+    assert "    return torch.logsumexp(log_alpha.flatten(), 0)\n" in after
+    torch.manual_seed(0)
+    e, t = torch.randn(5, 3), torch.randn(3, 3)
+    old, new = {}, {}
+    exec(text, old)
+    exec(after, new)
+    torch.testing.assert_close(old["f"](e, t), new["f"](e, t))
+
+
+@pytest.mark.parametrize("more", ["alpha -= 1.0", "alpha, _ = alpha, i", "h = lambda: alpha"])
+def test_what_may_be_negative_or_is_bound_otherwise_is_not_carried(more):
+    text = HEAD + CARRIED.format(more=more)
+    assert rewritten(text, "alpha @", value="carried_matrices") == text

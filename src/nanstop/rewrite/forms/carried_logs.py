@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from nanstop.rewrite.draft import Draft, NotKnownError
-from nanstop.rewrite.forms.log_of import closed, log_of
+from nanstop.rewrite.forms.log_of import closed, log_as_it_is, log_of
 from nanstop.rewrite.forms.log_space import rewrite_in_log_space
 from nanstop.rewrite.operations import is_cheap, operation
 from nanstop.rewrite.replaced import log_name
@@ -101,9 +101,10 @@ def _written_as_logs(draft: Draft, logs: _Logs, variable: str) -> Iterator[Edit]
     for statement in logs.made[variable]:
         at, value = replace(draft, statement=statement, lines=[], edits=[]), _value(statement)
         text = log_of(at, value)
-        if text is None and (statement is draft.statement or logs.are_read_by(value)):
+        is_plain = isinstance(statement, ast.Assign) and statement is draft.statement
+        if text is None and (is_plain or logs.are_read_by(value)):
             raise NotKnownError
-        text = text if text is not None else f"{draft.torch('log')}({at.text(value)})"
+        text = text if text is not None else log_as_it_is(at, value)
         if isinstance(statement, ast.AugAssign):
             joint = _JOINED.get(type(statement.op))
             if joint is None:

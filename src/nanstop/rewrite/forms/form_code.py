@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, product
 
@@ -178,26 +179,35 @@ def form_edits(
         return carried_edits(source, statements, _format(event), of_matrices=is_matrices)
     stable = atom.remedy == "stable_form"
     later = (one for at in statements for one in source.readers_of(at)) if stable else ()
+    # What is typed at all operations of a line is typed in each of its statements.
+    is_of_all = atom.value == EVERY or form_of(atom)[0] in (BOUNDED, KEPT)
+    found: list[Edit] = []
     for place in (*statements, *later):
-        draft = Draft(source, place, _format(event), device, counted=_is_counted(event))
-        is_by_number = event is not None and event.name == "div" and event.divisor is None
-        draft.by_number = is_by_number or form_of(atom)[0] == BY_NUMBER
-        draft.by_array = form_of(atom)[0] == BY_ARRAY
-        draft.masked, draft.innermost = atom.value == MASKED, atom.value == INNERMOST
-        draft.kept, draft.bounded = (form_of(atom)[0] == one for one in (KEPT, BOUNDED))
-        draft.least = _least_of_root(event)
-        draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
-        draft.of_size = _is_size(event)
-        read = event.inputs if event is not None else ()
-        hiding = [place for place, one in enumerate(read) if one.neginf]
-        draft.hiding = hiding[0] if len(hiding) == 1 else None
-        try:
-            op = _meant(atom, event)
-            if _rewritten(draft, atom, op, event):
-                return draft.finished()
-        except NotKnownError:
-            continue
-    return ()
+        draft = _draft(source, place, atom, event, device)
+        with suppress(NotKnownError):
+            edits = draft.finished() if _rewritten(draft, atom, _meant(atom, event), event) else ()
+            found += edits
+            if edits and not is_of_all:
+                break
+    return tuple(found)
+
+
+def _draft(
+    source: Source, place: ast.stmt, atom: Atom, event: OpEvent | None, device: str
+) -> Draft:
+    draft = Draft(source, place, _format(event), device, counted=_is_counted(event))
+    is_by_number = event is not None and event.name == "div" and event.divisor is None
+    draft.by_number = is_by_number or form_of(atom)[0] == BY_NUMBER
+    draft.by_array = form_of(atom)[0] == BY_ARRAY
+    draft.masked, draft.innermost = atom.value == MASKED, atom.value == INNERMOST
+    draft.kept, draft.bounded = (form_of(atom)[0] == one for one in (KEPT, BOUNDED))
+    draft.least = _least_of_root(event)
+    draft.infinite = event is not None and any(o.posinf or o.neginf for o in event.outputs)
+    draft.of_size = _is_size(event)
+    read = event.inputs if event is not None else ()
+    hiding = [at for at, one in enumerate(read) if one.neginf]
+    draft.hiding = hiding[0] if len(hiding) == 1 else None
+    return draft
 
 
 def _rewritten(draft: Draft, atom: Atom, op: str, event: OpEvent | None) -> bool:

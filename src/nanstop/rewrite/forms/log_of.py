@@ -160,7 +160,7 @@ def _log_of_both(sign: str) -> Callable[[Draft, Operation], str | None]:
         ]
         if parts.count(None) == 1 and numbers == [None, None]:
             place = parts.index(None)  # of what is negative it is NaN, and not shown
-            parts[place] = _log_as_it_is(draft, found.args[place])
+            parts[place] = log_as_it_is(draft, found.args[place])
         first, second = parts
         return None if first is None or second is None else _joined(first, sign, second)
 
@@ -180,8 +180,15 @@ def _log_of_matmul(draft: Draft, found: Operation) -> str | None:
     return f"{draft.torch('logsumexp')}({left} + {right}, {dim})"
 
 
-def _log_as_it_is(draft: Draft, node: ast.expr) -> str:
-    """Return the logarithm of what has no other form: of a size by Python's."""
+def log_as_it_is(draft: Draft, node: ast.expr) -> str:
+    """Return the logarithm of what has no other form: of a size by Python's. Errors:
+    ``NotKnownError`` for a number that has none.
+    """
+    number = constant_of(draft.source, node)
+    if number is not None and number > 0:
+        return repr(math.log(number))
+    if number is not None:
+        raise NotKnownError
     leaves = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
     sizes = [one for one in ast.walk(node) if is_size(one)]
     text, log = draft.text(node), draft.source.spelled("math.log")

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from nanstop.numerics.tensors import tensors
-from nanstop.prove.forms.made_again import mended
+from nanstop.prove.forms.mended import mended
 from nanstop.records import SourceLine
 from nanstop.replay.script_objects import reached
 from nanstop.tracing.source.bad_numbers import line_of_bad

@@ -1,37 +1,29 @@
 """What a script holds made again, by the statements that gave it its value and the variables that
-they read: which line makes numbers of it that are not finite, and how it is written where it does
-not.
+they read: which line makes numbers of it that are not finite.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nanstop.numerics.tensors import by_torch_alone
+from nanstop.prove.forms.mended import Make, made_or_none, mended
 from nanstop.pure_code import LEAVES, PURE, leaves_nothing
 from nanstop.records import Localization, SourceLine
-from nanstop.records.line_forms import BY_ARRAY, BY_NUMBER, FINITE, GUARDED, form_at
-from nanstop.remedies.forms.recoded import recoded
 from nanstop.rewrite.files import FileChange, read
-from nanstop.rewrite.forms.form_code import form_edits
-from nanstop.rewrite.source import Source, block_of, edited, source_of
+from nanstop.rewrite.source import Source, block_of, source_of
 from nanstop.tracing.source.holders import script_frames
-from nanstop.tracing.unmade_numbers import Maker, lines_that_unmake, made_again
+from nanstop.tracing.unmade_numbers import lines_that_unmake
 
-Make = Callable[[], Any]
-
-_WAYS = (GUARDED, BY_NUMBER, BY_ARRAY)
-_FAR = next(iter(FINITE))
-"""In place of an infinity that the line spells: 0 times it has no value."""
 _MOST_STATEMENTS = 8
 _MOST_ELEMENTS = 1 << 24
 _PACKAGES = ("torch", "numpy", "math")
@@ -53,7 +45,7 @@ def variable_unmade_at(name: str, given: SourceLine) -> tuple[SourceLine | None,
         return None, ""
     statement = next((s for s in _givers(source, name) if s.lineno == given.line), None)
     make = _making(source, given.file, statement, name, variables) if statement else None
-    if make is None or not _are_alike(_made(make), [held]):
+    if make is None or not _are_alike(made_or_none(make), [held]):
         return None, ""
     found = lines_that_unmake(make)
     if not found.is_bad or len(found.makers) != 1:
@@ -68,7 +60,7 @@ def variable_unmade_at(name: str, given: SourceLine) -> tuple[SourceLine | None,
             return None
         return _making(new, change.file, again[place], name, variables)
 
-    return line, mended(line, maker, make, changed)
+    return line, mended(line, maker, make, changed, spelled=())
 
 
 def with_maker(found: Localization) -> Localization:
@@ -81,70 +73,6 @@ def with_maker(found: Localization) -> Localization:
         return found
     line, mended_as = variable_unmade_at(name, given)
     return replace(found, unmade_at=line, mended_as=mended_as)
-
-
-def mended(
-    line: SourceLine,
-    maker: Maker,
-    make: Make,
-    changed: Callable[[FileChange], Make | None] = lambda _: None,
-) -> str:
-    """Return a form of a line with which what ``make`` returns is finite; "" where none is known.
-    ``changed``: makes it with the file changed, where the line is not of a function.
-
-    Each is run as the code that is typed for it.
-    """
-    text = read(line.file)
-    source = source_of(text)
-    if text is None or source is None:
-        return ""
-    plain, name = _made(make), maker.function.strip("_")
-    op = "div" if not name or name.endswith(("div", "divide")) else name
-    if op == "div" and any(bool(one.isinf().any()) for one in plain):
-        return ""  # what it is to be in the place of an infinity nobody knows
-    ways = [f"{way}:{op}" for way in (_WAYS if op == "div" else _WAYS[:1])]
-    for value in (*ways, _FAR):
-        atom = form_at(f"{line.file}:{line.line}", value)
-        edits = form_edits(source, line.line, atom, None)
-        change = FileChange(line.file, text, edited(text, edits))
-        if edits and _is_mended(plain, make, maker.code, change, changed):
-            return atom.value
-    return ""
-
-
-def _is_mended(
-    plain: list[Tensor],
-    make: Make,
-    code: CodeType,
-    change: FileChange,
-    changed: Callable[[FileChange], Make | None],
-) -> bool:
-    """Return whether a changed file makes finite what was not, and all else as it was."""
-    if code.co_name == "<module>":
-        new = changed(change)
-        made = _made(new) if new is not None else []
-    else:
-        with recoded(code, change) as is_run:
-            made = _made(make) if is_run else []
-    with by_torch_alone():
-        return len(made) == len(plain) > 0 and all(map(_is_finite_and_as, made, plain))
-
-
-def _made(make: Make) -> list[Tensor]:
-    """Return the tensors that are made, none where it raises: a form that another kind of array
-    has, a data set that gives a row once.
-    """
-    try:
-        return made_again(make)
-    except Exception:
-        return []
-
-
-def _is_finite_and_as(made: Tensor, plain: Tensor) -> bool:
-    if made.shape != plain.shape or made.dtype is not plain.dtype:
-        return False
-    known = plain.isfinite() if plain.is_floating_point() else torch.ones_like(plain).bool()
-    return bool(made.isfinite().all()) and torch.equal(made[known], plain[known])
 
 
 def _are_alike(made: list[Tensor], held: list[Tensor]) -> bool:

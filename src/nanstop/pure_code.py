@@ -41,9 +41,10 @@ _FRESH = frozenset(
         *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"),
         *("new_zeros", "new_ones", "new_empty", "new_full"),
         *("softmax", "log_softmax", "exp", "log", "sqrt", "sigmoid", "tanh"),
+        *("normal", "standard_normal", "uniform", "integers"),
     }
 )
-"""What gives new memory each time, by torch's names."""
+"""What gives new memory each time, by names of torch's and of NumPy's generators."""
 
 
 def leaves_nothing(function: Any, *packages: str) -> bool:

@@ -140,7 +140,9 @@ _BY_ROWS = ("index", "index_select", "embedding", "take", "slice", "select")
 def _usual_cure(evidence: Evidence, found: Localization, name: str, made: SourceLine | None) -> str:
     """Return what to look at: at the rows of data, or at what makes the variable."""
     event, operand = found.first_bad, _operand(found)
-    line = "the line that makes it"
+    line, warned = "the line that makes it", _warned_at(evidence)
+    if warned is not None and found.unmade_at is None:
+        made = warned
     if made is not None:
         line = made.short if _is_elsewhere(found, made) else f"line {made.line}"
     is_buffer = operand is not None and (operand.name or "").startswith("buffer ")
@@ -175,6 +177,12 @@ def _usual_cure(evidence: Evidence, found: Localization, name: str, made: Source
         f"An infinity comes of a division by 0 or a logarithm of 0 in {line}: count with "
         "`clamp(min=1)`, and leave out what has no samples."
     )
+
+
+def _warned_at(evidence: Evidence) -> SourceLine | None:
+    """Return the only line at which NumPy warned before the step."""
+    lines = evidence.incident.without_value if evidence.incident is not None else ()
+    return lines[0] if len(lines) == 1 else None
 
 
 def _takes_rows(event: OpEvent) -> bool:

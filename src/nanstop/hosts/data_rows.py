@@ -77,12 +77,12 @@ class Recorder(Protocol):
 class DataRows:
     """The last batches of the loaders that are followed. ``data``: what rows are said to be of.
 
-    ``recorder``: gives what records a loop just now.
+    ``recorder``: gives what records a loop just now, where one is recorded.
     """
 
     def __init__(self, data: str) -> None:
         self.data = data
-        self.recorder: Callable[[], Recorder | None] = lambda: None
+        self.recorder: Callable[[], Recorder | None] | None = None
         self._last: deque[Delivery] = deque()
         self._num_bytes = 0
         self._followed: list[weakref.ref[Any]] = []
@@ -106,14 +106,15 @@ class DataRows:
         is_first = [True]
 
         def next_data() -> Any:
-            tape = self.recorder()
+            tape = self.recorder() if self.recorder is not None else None
             # Rows of a stream are not made again: what makes them is recorded whole.
             fetch = nullcontext() if tape is None or streamed else tape.fetch
             with fetch, FETCHES.first() if is_first and is_first.pop() else nullcontext():
                 found = reads(itself())
             if drawn.pending:
                 given = tensors(found)
-                if (tape := self.recorder()) is not None:
+                tape = self.recorder() if self.recorder is not None else None
+                if tape is not None:
                     tape.delivered(given)
                 in_rows = [t for t in given if t.dim() and t.layout is torch.strided]
                 small = tuple([t.detach() for t in in_rows if t.nbytes <= _MOST_BYTES])

@@ -110,7 +110,7 @@ class Tape(PassingMode):
             return func(*args, **kwargs)
         is_writing = is_in_place(getattr(func, "__name__", "")) or "out" in kwargs
         is_early = self._first_of_model is None
-        if is_early and self.fetch.is_past() and not is_writing:
+        if is_early and self.fetch.is_on and self.fetch.is_past() and not is_writing:
             return self._unrecorded(func, args, kwargs)
         if is_writing:
             self._writes(args, kwargs)

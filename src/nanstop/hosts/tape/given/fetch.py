@@ -9,20 +9,19 @@ several times their own cost. A bad row that comes of a later one is made again 
 
 
 class Fetch:
-    """Is entered while a batch is fetched."""
+    """Is entered while a batch is fetched. ``is_on``: whether one is now."""
 
     def __init__(self) -> None:
-        self._num_calls: int | None = None
-
-    def __enter__(self) -> None:
+        self.is_on = False
         self._num_calls = 0
 
+    def __enter__(self) -> None:
+        self.is_on, self._num_calls = True, 0
+
     def __exit__(self, *_: object) -> None:
-        self._num_calls = None
+        self.is_on = False
 
     def is_past(self) -> bool:
         """Return whether the call that comes now is one too many for its fetch."""
-        if self._num_calls is None:
-            return False
         self._num_calls += 1
         return self._num_calls > MOST_CALLS

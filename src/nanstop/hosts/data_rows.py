@@ -113,8 +113,6 @@ class DataRows:
                 found = reads(itself())
             if drawn.pending:
                 given = tensors(found)
-                if tape is None and self.recorder is not None:
-                    tape = self.recorder()  # which the fetch itself may have begun
                 if tape is not None:
                     tape.delivered(given)
                 in_rows = [t for t in given if t.dim() and t.layout is torch.strided]

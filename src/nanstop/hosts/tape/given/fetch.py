@@ -11,9 +11,8 @@ several times their own cost. A bad row that comes of a later one is made again 
 class Fetch:
     """Is entered while a batch is fetched. ``is_on``: whether one is now."""
 
-    def __init__(self) -> None:
-        self.is_on = False
-        self._num_calls = 0
+    is_on = False
+    _num_calls = 0
 
     def __enter__(self) -> None:
         self.is_on, self._num_calls = True, 0

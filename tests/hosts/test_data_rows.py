@@ -493,7 +493,7 @@ class Streamed(IterableDataset):
 @pytest.mark.parametrize(("data", "is_cut"), [(torch.ones(8, 2), True), (Streamed(), False)])
 def test_only_a_fetch_of_rows_that_can_be_made_again_is_cut_short(data, is_cut):
     rows, tape = DataRows("train"), Fetching()
-    rows.recorder = lambda: tape
+    rows.tape_now = lambda: tape
     loader = DataLoader(data, batch_size=2)
     rows.follow(loader)
     assert len(list(loader)) == 4

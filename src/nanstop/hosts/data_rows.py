@@ -63,7 +63,7 @@ class Delivery:
         return largest if any(_same_bytes(largest, other) for other in alike) else None
 
 
-class Recorder(Protocol):
+class BatchTape(Protocol):
     """What records the operations of a loop: ``fetch`` is entered while a batch is made, and
     ``delivered`` is told of its tensors.
     """
@@ -77,12 +77,12 @@ class Recorder(Protocol):
 class DataRows:
     """The last batches of the loaders that are followed. ``data``: what rows are said to be of.
 
-    ``recorder``: gives what records a loop just now, where one is recorded.
+    ``tape_now``: gives what records a loop just now, where one is recorded.
     """
 
     def __init__(self, data: str) -> None:
         self.data = data
-        self.recorder: Callable[[], Recorder | None] | None = None
+        self.tape_now: Callable[[], BatchTape | None] | None = None
         self._last: deque[Delivery] = deque()
         self._num_bytes = 0
         self._followed: list[weakref.ref[Any]] = []
@@ -106,7 +106,7 @@ class DataRows:
         is_first = [True]
 
         def next_data() -> Any:
-            tape = self.recorder() if self.recorder is not None else None
+            tape = self.tape_now() if self.tape_now is not None else None
             # Rows of a stream are not made again: what makes them is recorded whole.
             fetch = nullcontext() if tape is None or streamed else tape.fetch
             with fetch, FETCHES.first() if is_first and is_first.pop() else nullcontext():

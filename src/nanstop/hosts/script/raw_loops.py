@@ -72,7 +72,7 @@ class RawLoops:
         self._schedules.install()
         self._calls.install()
         rows = self.controller.data_rows
-        rows.recorder = self.state.recorder
+        rows.tape_now = self.state.tape_now
         self._table.replace(DataLoader, "_get_iterator", rows.made_iterator)
         if distributed.is_available():
             from torch.distributed.algorithms.join import Join

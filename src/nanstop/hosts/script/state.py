@@ -161,7 +161,7 @@ class LoopState:
     def _tape(self) -> Tape | None:
         return self.micro.tape if self.micro is not None else self._early
 
-    def recorder(self) -> Tape | None:
+    def tape_now(self) -> Tape | None:
         """Return the tape that records just now."""
         return self._tape if self._tape is not None and self._tape.is_on else None
 

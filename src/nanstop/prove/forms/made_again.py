@@ -36,22 +36,21 @@ def variable_unmade_at(name: str, given: SourceLine) -> tuple[SourceLine | None,
     form of that line with which it is finite, and what was finite as it was, "" for none. Nothing
     where something of it may leave anything behind, or gives another value than the variable has.
     """
-    text = read(given.file)
-    source, variables = source_of(text), _variables(given)
+    source, variables = source_of(read(given.file)), _variables(given)
     held = variables.get(name)
-    if text is None or source is None or not isinstance(held, Tensor):
+    if source is None or not isinstance(held, Tensor) or held.numel() > _MOST_ELEMENTS:
         return None, ""
-    if held.numel() > _MOST_ELEMENTS:
+    givers = [one.lineno for one in _givers(source, name)]
+    if given.line not in givers:
         return None, ""
-    statement = next((s for s in _givers(source, name) if s.lineno == given.line), None)
-    make = _making(source, given.file, statement, name, variables) if statement else None
+    place = givers.index(given.line)
+    make = _making(source, given.file, _givers(source, name)[place], name, variables)
     if make is None or not _are_alike(made_or_none(make), [held]):
         return None, ""
     found = lines_that_unmake(make)
     if not found.is_bad or len(found.makers) != 1:
         return None, ""
     ((line, maker),) = found.makers.items()
-    place = _givers(source, name).index(statement) if statement is not None else 0
 
     def changed(change: FileChange) -> Make | None:
         new = source_of(change.after)

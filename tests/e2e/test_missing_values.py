@@ -162,3 +162,31 @@ def test_what_is_left_out_in_time_is_left_alone(tmp_path, loss):
     assert not [one for one in news if isinstance(one, Report)]
     assert watched["losses"] == plain["losses"]
     assert same(watched["PARAMETERS"], plain["PARAMETERS"])
+
+
+NOISE = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Linear(16, 64)
+optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+X, Y, losses = torch.randn(256, 16), torch.randint(0, 64, (256, 1)), []
+for step in range(2):
+    u = torch.rand(256, 64)
+    if BAD: u[255, 57] = float("nan")
+    noise = -torch.log(-torch.log(u))
+    p = torch.softmax((net(X) + noise) / 0.5, dim=-1)
+    loss = -torch.log(p.gather(1, Y) + 1e-9).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+PARAMETERS = [p.detach().clone() for p in net.parameters()]
+"""
+
+
+def test_a_number_that_is_computed_with_matters_however_little_it_does(tmp_path):
+    _, news = investigated(tmp_path / "script.py", NOISE, BAD=True)
+    report = next(one for one in news if isinstance(one, Report))
+    assert report.diagnoses[0].code == "NS501"
+    assert "finite_constant" not in str(report.proof.minimal)

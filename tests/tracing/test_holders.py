@@ -1,5 +1,7 @@
 """Which line of a script gave a variable its value."""
 
+import pytest
+
 from nanstop.tracing.source.holders import holder_of
 
 
@@ -31,6 +33,36 @@ rows[0]["x"][1] = float("nan")
 told = told if "told" in globals() else holder_of(rows[0]["x"])
 """
     assert line_of(tmp_path, text) == ("rows[0]['x']", 'rows[0]["x"][1] = float("nan")')
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        'rows[0]["x"].view(-1)[1] = float("nan")',
+        'rows[0]["x"].data[0] = float("nan")',
+        'rows[0]["x"].numpy()[0] = float("nan")',
+        'rows[0]["x"].view(2, 1).T.fill_(float("nan"))',
+    ],
+)
+def test_a_write_through_a_view(tmp_path, write):
+    text = f"""
+rows = [{{"x": torch.ones(2)}}]
+{write}
+told = told if "told" in globals() else holder_of(rows[0]["x"])
+"""
+    assert line_of(tmp_path, text) == ("rows[0]['x']", write)
+
+
+def test_an_attribute_of_such_a_name(tmp_path):
+    text = """
+class Set:
+    def __init__(self):
+        self.data = [torch.ones(2)]
+    def ask(self):
+        return holder_of(self.data[0])
+told = Set().ask()
+"""
+    assert line_of(tmp_path, text) == ("self.data[0]", "self.data = [torch.ones(2)]")
 
 
 ARMS = """

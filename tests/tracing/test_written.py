@@ -69,3 +69,11 @@ def test_a_number_beyond_its_format_is_an_infinity_in_it(tmp_path, text, is_beyo
 def test_a_file_that_is_not_there_writes_nothing_down(tmp_path):
     line = SourceLine(file=str(tmp_path / "gone.py"), line=1, function="f", text="x = math.inf")
     assert not writes_down(line, is_nan=False)
+
+
+def test_each_statement_of_a_line_is_asked(tmp_path):
+    file = tmp_path / "script.py"
+    file.write_text("a = 1; b = a * float('inf'); c = 2\n")
+    line = SourceLine(file=str(file), line=1, function="<module>", text="")
+    assert writes_down(line, is_nan=False)
+    assert not writes_down(line, is_nan=True)

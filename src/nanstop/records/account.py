@@ -62,6 +62,8 @@ class GradientAccount:
     scale."""
     rate: float | None = None
     """The number by which the update followed what was consumed, None where no single one did."""
+    given_rate: float | None = None
+    """The learning rate that the optimizer had at the update, None where it had several."""
     num_with_gradient: int | None = None
     """Parameters of the optimizer that had a gradient at the update, None where it was not
     counted."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from nanstop.frozen import frozen
 from nanstop.records import Contribution, Evidence, GradientAccount, OptimizerFacts, SourceLine
 
 NOTHING = 1e-8
@@ -27,6 +28,15 @@ GROWS = 2.0
 """Share beyond which what an update takes away leaves more than there was, of the other sign."""
 _MOST_DECAY = 0.5
 """The largest weight decay that is usual: where no larger one makes weights grow, the rate does."""
+LOST = 0.95
+"""Share of the weights with a gradient from which an update leaves them as they were."""
+_LARGEST_VANISHING = 1e-6
+"""A learning rate by which float32 may still round updates away."""
+_USUAL_GRADIENT = 1e-5
+"""A size from which an element of a gradient moves a weight at a usual rate of SGD."""
+_TWO, _FOUR, _FIVE = 2, 4, 5
+"""Looks in a row: at a rate that has become 0, at a decay or at what stays, and at a rate of 0 from
+the start."""
 DECAYED = "decayed"
 """The series of such shares."""
 
@@ -98,6 +108,90 @@ def _clip_ahead(account: GradientAccount) -> float | None:
     places = [n for n, factor in enumerate(account.stages) if factor and same((factor, undone))]
     is_clip = first is not None and first < CLIPPED and not same((first, undone))
     return first if is_clip and places and places[0] > 0 else None
+
+
+@frozen
+class Shown:
+    """A setting that updates show to be out of range, what it does, the looks that show it, and the
+    line that made it so, None for that of the update.
+    """
+
+    setting: str
+    effect: str
+    seen: tuple[GradientAccount, ...]
+    made_at: SourceLine | None = None
+
+
+def own_rate_of_0(accounts: tuple[GradientAccount, ...]) -> Shown | None:
+    """Return that an update which a script makes by itself adds 0 to every weight: since the first,
+    or where earlier ones did not.
+    """
+    if not accounts or not all(one.is_own and has_signal(one) for one in accounts):
+        return None
+    still = [one.asked == 0.0 and one.share_moved == 0.0 for one in accounts]
+    num = next((n for n, stands in enumerate(reversed(still)) if not stands), len(still))
+    seen = accounts[len(accounts) - num :]
+    if num == len(still) and num >= _FIVE:
+        every = f"the script's own update adds 0 to every sampled weight, {num} looks in a row"
+        return Shown("a rate of 0 in the script's own update", every, seen)
+    if num < _TWO or num == len(still):
+        return None
+    since = seen[0].at.step
+    effect = f"from update {since} at the latest the script's own update adds 0 to every weight"
+    return Shown("a rate that has come to 0", f"{effect}, and gradients still arrive", seen)
+
+
+def great_decay(
+    accounts: tuple[GradientAccount, ...], optimizer: OptimizerFacts | None
+) -> Shown | None:
+    """Return that each update takes much of the weights away beside what it makes of gradients."""
+    accounts = repeated(accounts, _FOUR)
+    least = min((one.shrunk for one in accounts), default=0.0)
+    if least < TAKEN or (least > GROWS and has_usual_decay(optimizer)):
+        return None
+    if least > GROWS:
+        effect = f"each update multiplies every weight by {1 - least:.2g}, beside its gradient"
+        return Shown("weight decay", f"{effect}: they grow, and change their sign", accounts)
+    effect = f"each update takes {100 * least:.2g} % or more of every weight away"
+    effect = f"{effect}, beside its gradient: what is learned does not stay"
+    return Shown("weight decay", effect, accounts)
+
+
+def vanishing_rate(
+    accounts: tuple[GradientAccount, ...], optimizer: OptimizerFacts | None
+) -> Shown | None:
+    """Return that updates at one and the same rate leave nearly all weights as they were, by
+    gradients that a usual one would move them with.
+    """
+    seen = repeated(accounts, _FOUR)
+    rates = {one.given_rate for one in seen}
+    if len(rates) != 1 or optimizer is None:
+        return None
+    rate = rates.pop()
+    peak = max(rate or 0.0, optimizer.scheduled or 0.0)
+    if not rate or peak > _LARGEST_VANISHING or any(map(_stays_otherwise, seen)):
+        return None
+    if optimizer.per_rate is None and not all(_size(one) >= _USUAL_GRADIENT for one in seen):
+        return None
+    least = min(one.share_lost for one in seen)
+    effect = (
+        f"an update leaves {100 * least:.3g} % of the sampled weights that have a gradient as they "
+        "are: it is smaller than what rounding takes away"
+    )
+    made_at = seen[-1].made_at if rate == optimizer.given else None
+    return Shown(f"learning rate {rate:g}", effect, seen, made_at)
+
+
+def _stays_otherwise(account: GradientAccount) -> bool:
+    """Return whether an update moves weights, or something else keeps them where they are."""
+    moves = account.is_own or account.share_lost < LOST
+    is_taken = account.is_put_back or bool(account.rounded_to) or is_swallowed(account)
+    return moves or is_taken or not has_signal(account)
+
+
+def _size(account: GradientAccount) -> float:
+    """Return the typical size of an element of the gradients that an update took."""
+    return account.consumed / math.sqrt(max(account.num_elements, 1))
 
 
 def thrown_away(account: GradientAccount) -> tuple[Contribution, ...]:

@@ -187,6 +187,14 @@ class Followed:
         """Return how many parameters got gradients of the last backward and are in no optimizer."""
         return sum(p.grad is not None for p in self._unheld or ())
 
+    def given_rate(self) -> float | None:
+        """Return the learning rate of all groups of the optimizer, None where they have several or
+        it lies on a device.
+        """
+        rates = {group.get("lr") for group in getattr(self._optimizer(), "param_groups", ())}
+        rate = rates.pop() if len(rates) == 1 else None
+        return float(rate) if isinstance(rate, int | float) else None
+
     def _look_for_tail(self, losses: Sequence[Tensor], held: set[int]) -> None:
         """Know the last layer, as the first window that is looked at finds it, where no optimizer
         of this process has it. Walks all objects there are, once, where it may be so.

@@ -315,11 +315,11 @@ class GradientAccounts:
             return
         samples = one.samples
         samples.consumed, samples.weights = one.gradients(), one.weights()
-        samples.num_replaced = one.num_replaced()
+        samples.num_replaced, samples.num_unheld = one.num_replaced(), one.num_unheld()
         samples.num_at_the_end = one.num_left_at_the_end()
         samples.num_with_gradient = sum(p.grad is not None for p in one.parameters())
         one.was_reached = one.was_reached or samples.num_with_gradient > 0
-        samples.was_reached, samples.num_unheld = one.was_reached, one.num_unheld()
+        samples.was_reached, samples.given_rate = one.was_reached, one.given_rate()
         samples.updated_at = source_line(line)
         if samples.is_scaled:
             samples.norm_consumed = one.norm()

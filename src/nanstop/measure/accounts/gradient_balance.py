@@ -57,6 +57,7 @@ def balance(samples: Samples, at: StepId, optimizer: str, **known: Any) -> Gradi
         num_replaced=samples.num_replaced,
         num_unheld=samples.num_unheld,
         was_reached=samples.was_reached,
+        given_rate=samples.given_rate,
         num_at_the_end=samples.num_at_the_end,
         num_with_gradient=samples.num_with_gradient,
         rate=factor_between(taken, weights - updated),

@@ -80,6 +80,7 @@ class Samples:
     num_replaced: int = 0
     num_unheld: int = 0
     was_reached: bool = False
+    given_rate: float | None = None
     num_at_the_end: int = 0
     num_with_gradient: int | None = None
     stages: list[Tensor] = field(default_factory=list)

@@ -5,12 +5,13 @@ infinity: with a finite number. A constant that is not finite: read with finite 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from nanstop.records.line_forms import UNEVEN
 from nanstop.remedies.forms.calls import Call
@@ -77,24 +78,47 @@ def _given(meant: Callable[[Any], bool], one: Callable[[Any], Any]) -> Form:
 
 def constants_as(number: str) -> Form:
     """Return a form in which a call reads ``number``, and for -Inf its opposite, where a tensor
-    that no gradient is asked of is not finite; not one that asks whether it is.
+    that no gradient is asked of is not finite; not one that asks whether it is, and not what the
+    line itself makes of ``number``.
     """
+    return _Constants(number).answer
 
-    def one(value: Any) -> Any:
-        if not _may_be_constant(value):
+
+class _Constants:
+    """Reads of a line with a number in place of what is not finite."""
+
+    def __init__(self, number: str) -> None:
+        self._number = number
+        self._made_of_it: MutableMapping[Tensor, bool] = WeakIdKeyDictionary()
+        self._changed = _given(self._may_be_read, self._read)
+
+    def answer(self, call: Call, at_line: Callable[[], bool]) -> Any:
+        result = self._changed(call, at_line)
+        if not isinstance(result, Tensor) or not at_line():
+            return result
+        if result.dtype is torch.bool:
+            return call.run()
+        if any(map(self._is_of_it, call.args)) or any(map(self._is_of_it, call.kwargs.values())):
+            self._made_of_it[result] = True
+        return result
+
+    def _may_be_read(self, value: Any) -> bool:
+        return _may_be_constant(value) and value not in self._made_of_it
+
+    def _read(self, value: Any) -> Any:
+        if not self._may_be_read(value):
             return value
-        if number == UNEVEN:
+        if self._number == UNEVEN:
             return torch.where(value.isfinite(), value, uneven(value))
-        return value.nan_to_num(float(number), float(number), -float(number))
+        number = float(self._number)
+        return value.nan_to_num(number, number, -number)
 
-    changed = _given(_may_be_constant, one)
-
-    def answer(call: Call, at_line: Callable[[], bool]) -> Any:
-        result = changed(call, at_line)
-        is_asked = isinstance(result, Tensor) and result.dtype is torch.bool
-        return call.run() if is_asked and at_line() else result
-
-    return answer
+    def _is_of_it(self, value: Any) -> bool:
+        if not isinstance(value, Tensor):
+            return False
+        if value in self._made_of_it:
+            return True
+        return _may_be_constant(value) and not bool(value.isfinite().all())
 
 
 def uneven(like: Tensor) -> Tensor:

@@ -17,6 +17,11 @@ from nanstop.numerics.tensors import is_in_place
 from nanstop.records import SourceLine
 from nanstop.rewrite.source import nodes_around
 
+_VIEWS = {"view", "reshape", "flatten", "ravel", "squeeze", "unsqueeze", "transpose", "t", "T"}
+_VIEWS |= {"mT", "select", "narrow", "diagonal", "detach", "data", "numpy", "values", "flat"}
+_VIEWS |= {"loc", "iloc", "at", "iat"}
+"""What writes through to the tensor, the array or the table that it is taken of."""
+
 
 @frozen
 class Assignment:
@@ -181,22 +186,30 @@ def bindings(tree: ast.AST, place: Assignment) -> Iterator[int]:
     yield from sorted(found[max(found)]) if found else ()
 
 
-def _held_by(target: ast.expr) -> ast.expr:
-    """Return what holds an entry that is written: x of ``x[3]["y"][0] = ...``."""
-    while isinstance(target, ast.Subscript):
-        target = target.value
-    return target
+def _held_by(target: ast.AST, variable: str) -> ast.AST:
+    """Return what holds an entry that is written: x of ``x[3]["y"][0] = ...``, and of
+    ``x.view(-1)[0] = ...``, where x is no attribute of that name.
+    """
+    while True:
+        view = target.func if isinstance(target, ast.Call) else target
+        if isinstance(target, ast.Subscript):
+            target = target.value
+        elif isinstance(view, ast.Attribute) and view.attr in _VIEWS - {variable}:
+            target = view.value
+        else:
+            return target
 
 
 def _binds(node: ast.AST, place: Assignment) -> bool:
-    target = _written_by_call(node) or node
+    written = _written_by_call(node)
+    target = _held_by(written, place.variable) if written is not None else node
     if place.attribute and target is node and isinstance(node, ast.Call):
         called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
         first = node.args[0] if node.args else None
         named = isinstance(first, ast.Constant) and first.value == place.variable
         return called == "register_buffer" and named
     if isinstance(target, ast.Subscript) and isinstance(target.ctx, ast.Store):
-        target = _held_by(target)
+        target = _held_by(target, place.variable)
     if target is node and not isinstance(getattr(node, "ctx", None), ast.Store):
         return False
     if place.attribute:

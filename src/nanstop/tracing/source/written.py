@@ -46,7 +46,8 @@ def writes_down(line: SourceLine, *, is_nan: bool, most: float = math.inf) -> bo
     if tree is None or not code:
         return False
     imported = _imported(tree)
-    held = ast.walk(min(code, key=_length))
+    least = min(map(_length, code))  # several statements may share a line
+    held = (node for one in code if _length(one) == least for node in ast.walk(one))
     numbers = (value for node in held if (value := _number(node, imported)) is not None)
     if is_nan:
         return any(map(math.isnan, numbers))

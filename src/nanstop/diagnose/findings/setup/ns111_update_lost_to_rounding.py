@@ -60,15 +60,13 @@ from __future__ import annotations
 
 import math
 
-from nanstop.diagnose.evidence.accounts import quoted, repeated, update_line
+from nanstop.diagnose.evidence.accounts import LOST, quoted, repeated, update_line
 from nanstop.diagnose.evidence.candidates import fp32_trainables, updated_in_half
 from nanstop.diagnose.evidence.reading import sighting, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Confidence, Diagnosis, Evidence, RunFacts, UpdateRow
 from nanstop.wording import listed, percent
 
-LOST = 0.95
-"""Share of a script's own update from which it is mostly lost."""
 _TWICE, _THRICE = 2, 3
 MOST = 0.5
 MANY = 0.1

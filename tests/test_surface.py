@@ -129,7 +129,7 @@ COMMANDS = {
     "env": ["--json"],
 }
 
-REPORT_FORM = (1, "46e7fed285153760")
+REPORT_FORM = (1, "6c179bfe236f09c0")
 
 
 def test_names():

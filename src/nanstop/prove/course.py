@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, cycle, islice
+from itertools import cycle, islice
 
 from nanstop.decide.policy import Policy, not_allowed
 from nanstop.numerics.tensors import in_float64, nonfinite
@@ -44,10 +44,13 @@ _STANDS_STILL = Atom(remedy="lr", value="0")
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The updates from a snapshot up to a step that fails with the weights they led to."""
+    """The updates from a snapshot up to a step that fails with the weights they led to. ``apart``:
+    the window that no loss is judged by.
+    """
 
     way_back: WayBack
     failing: FailingStep
+    apart: int | None = None
 
     @property
     def step(self) -> Step:
@@ -72,15 +75,19 @@ class Course:
             fails = any(attempt(self.step, micro).failed for micro in self.failing.micros)
             return math.nan if fails else self._judged()
 
-    def end(self, under: Under, *, in_proportion: bool = True) -> tuple[float, float]:
+    def end(
+        self, under: Under, *, in_proportion: bool = True, leaves_out: bool = False
+    ) -> tuple[float, float]:
         """Return the loss of the last windows after all updates under a context, NaN where one of
         theirs is not finite; and how many times as long the first update makes the weights that is
         out of all proportion to them, after which none is made, or 0 (always where that is not
-        asked for: ``in_proportion``). Everything is undone. Synchronises the device.
+        asked for: ``in_proportion``). ``leaves_out``: the window ``apart``. Everything is undone.
+        Synchronises the device.
         """
         with self.way_back.rewound(), under():
             size = self._size()
-            for step in islice(self._windows(), self.num_updates):
+            windows = self._others() if leaves_out else self._all()
+            for step in islice(cycle(windows), self.num_updates):
                 with step.isolated():
                     if not math.isfinite(mean_loss(step)):
                         return math.nan, 0.0
@@ -97,13 +104,15 @@ class Course:
         trained = trainable_of(self.step.view).parameters.values()
         return math.hypot(*(float(in_float64(p.detach()).norm()) for p in trained))
 
-    def _windows(self) -> Iterator[Step]:
-        there = (*self.way_back.steps, self.step)
-        return chain(there, cycle(there))
+    def _all(self) -> tuple[Step, ...]:
+        return (*self.way_back.steps, self.step)
+
+    def _others(self) -> tuple[Step, ...]:
+        return tuple(step for step in self._all() if step.id.step != self.apart)
 
     def _judged(self) -> float:
         losses = []
-        for step in (*self.way_back.steps, self.step)[-_NUM_JUDGED:]:
+        for step in self._others()[-_NUM_JUDGED:]:
             with step.isolated():
                 losses.append(mean_loss(step))
         return sum(losses) / len(losses)

@@ -29,6 +29,7 @@ from nanstop.records.incident import (
     Localization,
     Position,
     Replay,
+    WindowApart,
 )
 from nanstop.records.of_commands.checkpoint import (
     CheckpointScan,
@@ -221,6 +222,7 @@ __all__ = [
     "Unwritten",
     "UpdateRow",
     "Verdict",
+    "WindowApart",
     "op_kind",
     "op_name",
 ]

@@ -61,6 +61,24 @@ class BatchRows:
 
 
 @record
+class WindowApart:
+    """One window before a failure whose ``loss`` is far from the ``usual`` one of the others, with
+    the weights of before them all. Made anew without its update, ``num_updates`` take the loss from
+    ``begin`` to ``end``. ``fact``: the entry of its batch of which one sample is far from the
+    others, None where none is; ``rows``: what that batch was made of.
+    """
+
+    step: int
+    loss: float
+    usual: float
+    begin: float
+    end: float
+    num_updates: int
+    fact: BatchFact | None = None
+    rows: BatchRows | None = None
+
+
+@record
 class Incident:
     """A failure as it was met, before anything was tried."""
 
@@ -103,6 +121,8 @@ class Incident:
     """
     odd_weights: tuple[TensorStats, ...] = ()
     """Weights that were far too large when the step failed."""
+    apart: WindowApart | None = None
+    """The window whose batch alone led to the failure."""
     lost_moments: tuple[StateRow, ...] = ()
     """Second moments that a rehearsed update kept as 0, and its like in float32 did not."""
     snapshot: None = None

@@ -222,6 +222,24 @@ def robust_units(fixed):
 FIXES.remedy("NS504", 3, "drop_sample", "0:1")
 
 
+@FIXES.plant("NS504", 4)
+def an_outlier_among_updates(fixed):
+    """One batch of many in other units: its update, clipped or not."""
+    torch.manual_seed(0)
+    x = torch.randn(64, 3)
+    x[20] *= 1e18
+    layer = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+    for rows in x.split(4):
+        optimizer.zero_grad()
+        loss = layer(rows).square().mean()
+        loss.backward()
+        if fixed:
+            nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+        optimizer.step()
+    return sound(loss, layer.weight) and float(loss) < 10.0
+
+
 # NS506 - a constant that is not finite
 @FIXES.plant("NS506", 1)
 def the_line_of_the_constant(fixed):

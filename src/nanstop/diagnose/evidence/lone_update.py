@@ -22,6 +22,10 @@ _BESIDE = 8
 """Updates on each side that have to say what is usual."""
 _SINCE = 16
 """Losses since then of which none may be as low as the highest before."""
+_FEW = 4
+"""Losses that say what they were before one that is far above them."""
+_JUMP, _STAYS_UP = 1e3, 100.0
+"""Times the highest before: that of the loss that jumps, and of the lowest since."""
 _HIGHER = 2.0
 """Times the usual loss before."""
 
@@ -48,6 +52,32 @@ class RaisedRate:
     step: int
     rate: float
     usual: float
+
+
+@frozen
+class JumpedLoss:
+    """The loss of a ``step``, far above the ``highest`` before it; ``lowest``: of those since."""
+
+    step: int
+    loss: float
+    highest: float
+    lowest: float
+
+
+def jumped_loss(evidence: Evidence) -> JumpedLoss | None:
+    """Return the step whose loss was the first to be far above all before it, if none since has
+    come anywhere near them; None without one. Losses have to be positive.
+    """
+    losses = series_values(evidence, "loss_raw")[-4 * _SINCE :]
+    values = [loss for _, loss in losses]
+    if len(values) < _SINCE or not _JUMP * min(values[:_FEW]) < max(values[-_SINCE:]) < math.inf:
+        return None
+    place = next((n for n in range(_FEW, len(values)) if values[n] > _JUMP * max(values[:n])), None)
+    if place is None or len(values) - place <= _SINCE or not min(values) > 0.0:
+        return None
+    highest, lowest = max(values[:place]), min(values[place:])
+    is_up = lowest > _STAYS_UP * highest
+    return JumpedLoss(losses[place][0], values[place], highest, lowest) if is_up else None
 
 
 def raised_rate(evidence: Evidence) -> RaisedRate | None:

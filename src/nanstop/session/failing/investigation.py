@@ -24,6 +24,7 @@ from nanstop.prove.course import Course
 from nanstop.prove.failing_step import FailingStep, WayBack, update_at_fault
 from nanstop.prove.failing_within import failing_within
 from nanstop.prove.forms.made_again import with_maker
+from nanstop.prove.window_apart import window_apart
 from nanstop.records import (
     AuditEntry,
     BatchFact,
@@ -48,6 +49,7 @@ from nanstop.records import (
     StateRow,
     StepId,
     TensorStats,
+    WindowApart,
 )
 from nanstop.replay.batches import batch_facts
 from nanstop.replay.rerun import communicates, rerun
@@ -93,6 +95,7 @@ class Investigation:
     text: tuple[str, ...] = ()
     odd_weights: tuple[TensorStats, ...] = ()
     lost_moments: tuple[StateRow, ...] = ()
+    apart: WindowApart | None = None
     incident: Incident | None = None
     replay: Replay | None = None
     localization: Localization | None = None
@@ -193,6 +196,7 @@ class Investigation:
             self.localization = again or self.localization
         if not failing.update:
             self._measure_updates(failing)
+            self.apart = self.stage("updates", partial(window_apart, failing))
 
     def _measure_updates(self, failing: FailingStep) -> None:
         """Note how far the updates before the failure have moved weights where that follows from no
@@ -211,8 +215,12 @@ class Investigation:
         places of the failure where the policy is to show it. Call after ``look``.
         """
         batch = failing.step.batches[failing.micro]
-        taken = getattr(failing.step, "rows_taken", lambda _: None)
-        self.rows = self.stage("rows", lambda: run.rows_of(batch) or taken(failing.micro))
+        self.rows = self.stage("rows", lambda: _rows_of(failing.step, failing.micro, run))
+        fact, steps = self.apart and self.apart.fact, getattr(failing.way_back, "steps", ())
+        step = next((one for one in steps if self.apart and one.id.step == self.apart.step), None)
+        if self.apart is not None and fact is not None and step is not None:
+            rows = self.stage("rows", lambda: _rows_of(step, fact.micro, run))
+            self.apart = replace(self.apart, rows=rows)
         places = self.localization.positions if self.localization is not None else None
         if run.policy.show_text and places:
             shown = self.stage("text", lambda: text_around(batch, places, run.decode))
@@ -273,6 +281,7 @@ class Investigation:
             put_right=self.put_right,
             odd_weights=self.odd_weights,
             lost_moments=self.lost_moments,
+            apart=self.apart,
             # On a device whose context is gone, not even a number can be read any more.
             history=self.stage("history", series.records) or (),
             time=time.time(),
@@ -330,6 +339,12 @@ class Investigation:
             audit=(audit,),
             failures=tuple(self.failures),
         )
+
+
+def _rows_of(step: Step, micro: int, run: RunState) -> BatchRows | None:
+    """Return which rows of a script's data a micro-batch was made of, None where unknown."""
+    taken = getattr(step, "rows_taken", lambda _: None)
+    return run.rows_of(step.batches[micro]) or taken(micro)
 
 
 def _facts_around(failing: FailingStep) -> tuple[BatchFact, ...]:

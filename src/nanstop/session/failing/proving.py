@@ -91,7 +91,8 @@ class Proving:
         if said is None or way_back is None or self._is_cured:
             return
         self._announce()
-        course, (loss, _) = Course(way_back, self.failing), climbs(found.evidence())
+        apart = found.apart.step if found.apart is not None else None
+        course, (loss, _) = Course(way_back, self.failing, apart), climbs(found.evidence())
         made_anew = partial(
             prove_course,
             course,

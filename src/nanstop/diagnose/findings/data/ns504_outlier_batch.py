@@ -2,7 +2,10 @@
 
 ## What happened
 A micro-batch failed because of one sample. The others in it, and the other micro-batches of the
-step, are finite; the sample's values are many times larger than theirs.
+step, are finite; the sample's values are many times larger than theirs. Or a batch before it was
+such a one: its own step was finite, its update was not one that training comes back from. That is
+measured: of all updates since the last snapshot, with the weights of then, its loss alone is 1000
+times the others' or more, and made again without its update the others do not run away.
 
 ## Why it happens
 Data that was not normalised: a sensor's raw count among values of 1, an amount in cents among
@@ -25,6 +28,8 @@ x.pow(2).mean(1)                    # tensor([1., inf, 1., 1.])
 2. Normalise by what is robust (median, quantiles), or clip inputs to a few standard deviations.
    Cost: one line.
 3. Leave the sample out of this batch. Cost: that sample.
+4. Clip the gradient norm, where an earlier batch led there: it bounds what one batch does.
+   Cost: none; the sample is still wrong.
 
 ## Fix safety
 Leaving data out changes training; it is applied only when allowed
@@ -46,9 +51,10 @@ from statistics import median
 from nanstop.diagnose.evidence.candidates import without_rows
 from nanstop.diagnose.evidence.reading import failing_batch, standing
 from nanstop.diagnose.evidence.rule import Rule
-from nanstop.records import BatchFact, Diagnosis, Evidence
+from nanstop.records import Atom, BatchFact, Diagnosis, Evidence, WindowApart
 from nanstop.wording import number
 
+_AT_SOURCE = "Repair or remove that sample at its source."
 FAR = 16.0
 """Samples of normalised data differ by a factor of a few in their largest value."""
 
@@ -58,11 +64,38 @@ def check(evidence: Evidence) -> Diagnosis | None:
     the micro-batch) has by far the largest values.
     """
     found, incident = evidence.localization, evidence.incident
+    if incident is not None and incident.apart is not None:
+        return _of_window(incident.apart, evidence)
     if incident is None or incident.at.micro is None or found is None or found.first_bad is None:
         return None
     if found.origin != "born_here" or found.key.phase == "optimizer" or _all_fail(evidence):
         return None
     return _sample(evidence) or _micro(evidence)
+
+
+def _of_window(apart: WindowApart, evidence: Evidence) -> Diagnosis:
+    """Return the finding for a batch of some updates ago that sent the training off."""
+    fact, which, lines = apart.fact, f"the batch of step {apart.step}", ()
+    if fact is not None and fact.outlier_row is not None:
+        which = f"sample {fact.outlier_row} of step {apart.step}"
+        row = apart.rows.row(fact.outlier_row) if apart.rows is not None else None
+        place = f" (row {row} of {apart.rows.data})" if apart.rows and row is not None else ""
+        lines = (f"{which}{place}: {_far(fact, fact.outlier_ratio or 0.0)}",)
+    clip = () if standing(evidence).clip else ((Atom(remedy="clip", value="1"),),)
+    return Diagnosis(
+        code="NS504",
+        title=f"{which} is far from the others, and training ran away after it",
+        cause=(
+            f"with the weights of before it the loss of that batch is {apart.loss:.3g}, "
+            f"{apart.usual:.3g} that of the others; without its update {apart.num_updates} others "
+            f"take the loss from {apart.begin:.3g} to {apart.end:.3g}"
+        ),
+        confidence="certain",
+        lines=lines,
+        remedies=clip,
+        usual_cure=_AT_SOURCE,
+        of_updates=True,
+    )
 
 
 def _all_fail(evidence: Evidence) -> bool:
@@ -104,6 +137,13 @@ def _size(fact: BatchFact) -> float:
     return max(abs(fact.minimum or 0.0), abs(fact.maximum or 0.0))
 
 
+def _far(fact: BatchFact, ratio: float) -> str:
+    return (
+        f"`{fact.name}` comes to {number(_size(fact))} there, {ratio:.3g} times the median of the "
+        "others' largest"
+    )
+
+
 def _finding(evidence: Evidence, fact: BatchFact, which: str, ratio: float) -> Diagnosis:
     alone = any(
         trial.outcome == "pass" and all(atom.remedy == "drop_sample" for atom in trial.atoms)
@@ -114,8 +154,7 @@ def _finding(evidence: Evidence, fact: BatchFact, which: str, ratio: float) -> D
     return Diagnosis(
         code="NS504",
         title=f"{which} is far from the others",
-        cause=f"`{fact.name}` comes to {number(_size(fact))} there, {ratio:.3g} times the median "
-        "of the others' largest",
+        cause=_far(fact, ratio),
         confidence="likely" if which.startswith("sample") else "possible",
         lines=tested,
         remedies=without_rows(evidence),

@@ -65,3 +65,14 @@ def test_a_spike_that_training_comes_back_from(tmp_path):
     _, news = investigated(tmp_path / "script.py", source, BAD=True)
     assert not [one for one in news if isinstance(one, Diagnosis)]
     assert_left_alone(tmp_path, source)
+
+
+def test_a_loss_that_leaves_zero(tmp_path):
+    """A critic before its first reward and after."""
+    source = LOOP.format(size=1.0, rate=1e-3)
+    source = source.replace(
+        "    optimizer.zero_grad()",
+        "    loss = loss * (1e-8 if step < 6 else 1.0)\n    optimizer.zero_grad()",
+    )
+    _, news = investigated(tmp_path / "script.py", source, BAD=True)
+    assert "NS404" not in [one.code for one in news if isinstance(one, Diagnosis)]

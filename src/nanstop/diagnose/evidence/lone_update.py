@@ -66,17 +66,20 @@ class JumpedLoss:
 
 def jumped_loss(evidence: Evidence) -> JumpedLoss | None:
     """Return the step whose loss was the first to be far above all before it, if none since has
-    come anywhere near them; None without one. Losses have to be positive.
+    come anywhere near them; None without one. Losses have to be positive; small ones count as 1: a
+    critic that has seen no reward yet, a student that is still its teacher.
     """
     losses = series_values(evidence, "loss_raw")[-4 * _SINCE :]
     values = [loss for _, loss in losses]
-    if len(values) < _SINCE or not _JUMP * min(values[:_FEW]) < max(values[-_SINCE:]) < math.inf:
+    if len(values) <= _SINCE or not _JUMP < max(values[-_SINCE:]) < math.inf:  # nearly all runs
         return None
-    place = next((n for n in range(_FEW, len(values)) if values[n] > _JUMP * max(values[:n])), None)
-    if place is None or len(values) - place <= _SINCE or not min(values) > 0.0:
+    usual = [max(1.0, *values[:n]) for n in range(_FEW, len(values) - _SINCE)]
+    jumps = (n for n, most in enumerate(usual, _FEW) if values[n] > _JUMP * most)
+    place = next(jumps, None)
+    if place is None or not min(values) > 0.0:
         return None
     highest, lowest = max(values[:place]), min(values[place:])
-    is_up = lowest > _STAYS_UP * highest
+    is_up = lowest > _STAYS_UP * max(1.0, highest)
     return JumpedLoss(losses[place][0], values[place], highest, lowest) if is_up else None
 
 

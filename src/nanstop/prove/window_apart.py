@@ -19,14 +19,17 @@ _FAR = 1e3
 """Times the others' usual loss: those of batches of one data set are within a factor of a few."""
 _FAR_SAMPLE = 16.0
 """Times the largest value of usual samples."""
+_RECOVERED = 10.0
+"""Times that loss, below which training has come back from what it met."""
 _FEWEST, _MOST = 3, 128
 """Windows since the snapshot."""
 
 
 def window_apart(failing: FailingStep) -> WindowApart | None:
     """Return the window that led to a failure, None where no one did: its loss stood out when it
-    was met and does so with the weights of the snapshot, and the updates of all the others, made
-    anew without its own, end with losses that are finite and no larger than at the snapshot.
+    was met and does so with the weights of the snapshot, all losses since are large, and the
+    updates of the others, made anew without its own, end with losses that are finite and no larger
+    than at the snapshot.
 
     Call where weights are as the failing step has them. Synchronises the device.
     """
@@ -39,6 +42,8 @@ def window_apart(failing: FailingStep) -> WindowApart | None:
     place = max(range(len(steps)), key=lambda n: losses[n])
     others = [loss for n, loss in enumerate(losses) if n != place]
     if not math.isfinite(losses[place]) or losses[place] < _FAR * max(others) or not max(others):
+        return None
+    if any(_met(step) < _RECOVERED * max(others) for step in steps[place + 1 :]):
         return None
     left_out = Course(way_back, failing, apart=steps[place].id.step)
     begin, (end, times) = left_out.begin(), left_out.end(nullcontext, leaves_out=True)
@@ -58,12 +63,16 @@ def window_apart(failing: FailingStep) -> WindowApart | None:
 def _rose(steps: Sequence[Step]) -> bool:
     """Return whether some window was met with a loss far from that of all before it."""
     highest = 0.0
-    for step in steps:
-        loss = max((abs(one) for one in step.losses if one is not None), default=0.0)
+    for loss in map(_met, steps):
         if loss >= _FAR * highest > 0.0:
             return True
         highest = max(highest, loss)
     return False
+
+
+def _met(step: Step) -> float:
+    """Return the largest loss of a window as the run has met it."""
+    return max((abs(one) for one in step.losses if one is not None), default=0.0)
 
 
 def _loss(step: Step) -> float:

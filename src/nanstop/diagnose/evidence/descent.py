@@ -7,6 +7,7 @@ from __future__ import annotations
 from nanstop.frozen import frozen
 from nanstop.records import Change, OpEvent, TensorStats
 from nanstop.records.line_forms import BETWEEN_POLES
+from nanstop.records.values import entry_of
 from nanstop.records.vocabulary import Descent
 from nanstop.wording import number
 
@@ -18,6 +19,8 @@ _WITHIN_ONE = ("acos", "asin", "atanh")
 MODEST_EXPONENT = 8.0
 """An argument of which every exponential fits in float16."""
 
+_OF_BATCH = {"data", "ids"}
+"""What is made of the batch, by descent."""
 _OF_DATA = (
     "It is 0 by the data, or by a schedule, alone: leave such samples or steps out where they are "
     "made, or keep it from 0 by a number of the size that matters: `x.clamp(min=1e-3)`"
@@ -56,6 +59,19 @@ def operand(event: OpEvent, place: int) -> Operand | None:
         return None
     kinds = event.descent[place] if place < len(event.descent) else ()
     return Operand(place, event.inputs[place], frozenset(kinds))
+
+
+def reads_weights_alone(event: OpEvent) -> bool:
+    """Return whether all that an op reads is made of parameters, and nothing of it of the batch."""
+    kinds = [set(one) for one in event.descent]
+    return bool(kinds) and all("parameter" in one and not one & _OF_BATCH for one in kinds)
+
+
+def empty_weight(event: OpEvent) -> tuple[str, ...]:
+    """Return which weight is 0 throughout, of an op that reads weights alone."""
+    read = event.inputs if reads_weights_alone(event) else ()
+    empty = [one.name for one in read if one.name and one.shape and one.finite and not one.absmax]
+    return tuple(f"`{entry_of(name)}` is 0 throughout" for name in empty[:1])
 
 
 def zero_divisor(event: OpEvent) -> Operand | None:

@@ -34,6 +34,12 @@ _OF_BOTH = (
     "comes near to it, and `torch.sinc(x / math.pi)` is sin(x) / x"
 )
 
+_OF_EMPTY = (
+    "begin with other values (`nn.init.normal_(weight, std=1e-3)`), or add a small number to the "
+    "divisor"
+)
+_OF_LEARNED = "learn its logarithm, or take `F.softplus` of it"
+
 
 @frozen
 class Operand:
@@ -67,11 +73,28 @@ def reads_weights_alone(event: OpEvent) -> bool:
     return bool(kinds) and all("parameter" in one and not one & _OF_BATCH for one in kinds)
 
 
-def empty_weight(event: OpEvent) -> tuple[str, ...]:
-    """Return which weight is 0 throughout, of an op that reads weights alone."""
-    read = event.inputs if reads_weights_alone(event) else ()
-    empty = [one.name for one in read if one.name and one.shape and one.finite and not one.absmax]
-    return tuple(f"`{entry_of(name)}` is 0 throughout" for name in empty[:1])
+def read_alone(event: OpEvent) -> tuple[str, ...]:
+    """Return the weights that an op reads, where it reads nothing but weights."""
+    if not reads_weights_alone(event):
+        return ()
+    return tuple(entry_of(one.name) for one in event.inputs if one.name)
+
+
+def of_weights(event: OpEvent) -> tuple[str, ...]:
+    """Return which weight is 0 throughout where an op that reads weights alone divides by what is
+    made of it, or which one is learned below 0 where the op has no value; and what is done then.
+    """
+    named = [one for one in event.inputs if one.name and one.finite]
+    if not named or not reads_weights_alone(event):
+        return ()
+    empty = [one for one in named if one.shape and not one.absmax]
+    if empty and zero_divisor(event) is not None:
+        name = entry_of(empty[0].name or "")
+        return (f"`{name}` is 0 throughout: {_OF_EMPTY}",)
+    if is_below_0(event) and any(one.nan for one in event.outputs):
+        name = entry_of(named[0].name or "")
+        return (f"`{name}` is learned, and nothing keeps it above 0: {_OF_LEARNED}",)
+    return ()
 
 
 def zero_divisor(event: OpEvent) -> Operand | None:

@@ -69,9 +69,9 @@ from nanstop.diagnose.evidence.candidates import (
 from nanstop.diagnose.evidence.descent import (
     Operand,
     at_pole,
-    empty_weight,
     is_below_0,
     kept_from_zero,
+    of_weights,
     operand,
     outside_of,
     zero_divisor,
@@ -161,7 +161,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=_title(evidence, event, written),
         cause=", ".join((made, *_tested(evidence, event))),
         lines=(
-            *(empty_weight(event) if zero_divisor(event) is not None else ()),
+            *of_weights(event),
             *lost_eps(evidence),
             *(in_float64(evidence) or _rounded_out(evidence, event)),
             *written_at(evidence),

@@ -12,7 +12,7 @@ from itertools import compress
 from typing import Any
 
 from nanstop.localize import constants, dataflow, meant, slicing
-from nanstop.localize.positions import BatchLayout, positions_that_fail
+from nanstop.localize.positions import BatchLayout, positions_in_turn, positions_that_fail
 from nanstop.localize.provenance import descents, kinds_of, named
 from nanstop.localize.slicing import range_of
 from nanstop.records import (
@@ -235,9 +235,11 @@ class FailureOrigin:
         return tuple(self.event(i) for i in made)
 
     def _positions(self, index: int) -> tuple[Position, ...] | None:
-        if self._samples.grid is None:
-            return None
         grid = self._samples.grid
+        if grid is None and index < len(self.trace.ops):
+            return positions_in_turn(self.trace, self.trace.ops[index], self._samples.rows)
+        if grid is None:
+            return None
         return positions_that_fail(self.trace, index, self._births.nan, self._details, grid)
 
     def _smuggled(self, index: int) -> bool:

@@ -96,4 +96,16 @@ def test_an_entry_of_a_list_of_dicts_has_its_place_and_its_key(tmp_path):
     said = _said(report)
     assert "weights alone" not in said
     assert "is 0 throughout" not in said
+    assert "sample 2" in said
     assert_left_alone(tmp_path, BOXES)
+
+
+LEVELS = BOXES.replace("torch.randn(4, 6)", "torch.randn(5, 6)").replace(
+    "images[:, None]", "images[0]"
+)
+
+
+def test_a_list_with_another_number_of_dicts_is_not_of_the_samples(tmp_path):
+    report = _report(tmp_path, LEVELS)
+    assert report.localization.first_bad.inputs[0].name == "batch[targets.2.boxes]"
+    assert report.localization.positions is None

@@ -79,7 +79,7 @@ def _positions(found: Localization | None, incident: Incident) -> list[str]:
     if found.in_every_sample:
         return ["every sample of the micro-batch has it", *incident.text]
     if found.positions is None:
-        return _of_unknown(found, found.first_bad, rows)
+        return _of_unknown(found, found.first_bad, incident)
     texts = []
     for place in found.positions[:MAX_POSITIONS]:
         first, last = place.first_token, place.last_token
@@ -93,11 +93,13 @@ def _positions(found: Localization | None, incident: Incident) -> list[str]:
     return [*(["; ".join(texts)] if texts else []), *unknown, *incident.text]
 
 
-def _of_unknown(found: Localization, event: OpEvent, rows: BatchRows | None) -> list[str]:
+def _of_unknown(found: Localization, event: OpEvent, incident: Incident) -> list[str]:
     """Return what is said of the samples where no axis of the op is known to be theirs."""
     if reads_weights_alone(event):
         return ["it reads weights alone: no sample has a part in it"]
+    rows, of_failing = incident.rows, (f for f in incident.batch if f.micro == incident.at.micro)
     is_known = found.origin == "from_param" or (rows is not None and len(rows.rows) == 1)
+    is_known = is_known or any(fact.num_supervised == 0 for fact in of_failing)  # all are alike
     unknown = [] if is_known else ["which sample it is, is not known"]
     return [*unknown, *_made_of(rows)]
 

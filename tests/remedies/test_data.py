@@ -187,3 +187,21 @@ def test_attention_kernel_is_switched_and_back():
             layer.self_attn.config._attn_implementation for layer in view.root.model.layers
         } == {"eager"}
     assert view.attention() == "sdpa"
+
+
+def test_samples_that_are_dicts_in_a_list_are_left_out_whole():
+    """As the labels of a detector: three boxes in each of four images."""
+    labels = [
+        {"boxes": torch.full((3, 4), float(k)), "class_labels": torch.ones(3)} for k in range(4)
+    ]
+    kept = rebatch({"pixel_values": torch.zeros(4, 2), "labels": labels}, drop("0:1"))
+    assert len(kept["pixel_values"]) == 3
+    assert [float(one["boxes"][0, 0]) for one in kept["labels"]] == [0.0, 2.0, 3.0]
+    assert all(len(one["boxes"]) == 3 for one in kept["labels"])
+
+
+def test_what_a_script_holds_of_dicts_in_a_list_is_not_left_out_by_rows():
+    batch = {"images": torch.zeros(4, 2), "targets.0.boxes": torch.zeros(3, 4)}
+    batch |= {f"targets.{k}.boxes": torch.zeros(3, 4) for k in range(4)}
+    with pytest.raises(NanstopError, match="cannot be left out"):
+        rebatch(batch, drop("0:1"))

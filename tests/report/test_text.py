@@ -9,6 +9,7 @@ import pytest
 
 from nanstop.records import (
     Atom,
+    BatchFact,
     BatchRows,
     Diagnosis,
     OpEvent,
@@ -135,6 +136,15 @@ def test_one_row_is_known_and_what_confirms_says_nothing_twice():
     assert "not known" not in text
     assert "the micro-batch was made of row 64 of the data set\n" in text
     assert "= confirmed: its own shape\n" in text
+
+
+def test_where_no_sample_has_a_label_none_is_asked_for():
+    fact = BatchFact(micro=3, name="labels", shape=(2, 4), dtype="int64", num_supervised=0)
+    unknown = replace(LOCALIZATION, positions=None)
+    for micro, is_said in ((3, False), (2, True)):
+        met = replace(REPORT.incident, batch=(replace(fact, micro=micro),))
+        text = render(replace(REPORT, incident=met, localization=unknown))
+        assert ("not known" in text) is is_said
 
 
 def test_a_number_of_the_program_is_no_matter_of_a_sample():

@@ -429,6 +429,19 @@ GUARDED = {
     ),
     ("return torch.sqrt(x * y)", "sqrt"): "return torch.sqrt((x * y).clamp(min=1.2e-38))",
     ("return (x * y).sqrt()", "sqrt"): "return (x * y).clamp(min=1.2e-38).sqrt()",
+    ("return torch.sqrt((x * y).clamp(min=0))", "sqrt"): (
+        "return torch.sqrt((x * y).clamp(min=1.2e-38))"
+    ),
+    ("return (x * y).clamp_min(0.0).sqrt()", "sqrt"): "return (x * y).clamp(min=1.2e-38).sqrt()",
+    ("return (x * y).clamp(0, 9).sqrt()", "sqrt"): (
+        "return (x * y).clamp(0, 9).clamp(min=1.2e-38).sqrt()"
+    ),
+    ("return (x * y).clamp(max=9).sqrt()", "sqrt"): (
+        "return (x * y).clamp(max=9).clamp(min=1.2e-38).sqrt()"
+    ),
+    ("return (x * y).clamp(min=1e-4).sqrt()", "sqrt"): (
+        "return (x * y).clamp(min=1e-4).clamp(min=1.2e-38).sqrt()"
+    ),
     ("return (x * y) ** 0.5", "pow"): "return (x * y).clamp(min=1.2e-38) ** 0.5",
     (
         "z = x * y\nreturn z.pow(0.5)",

@@ -8,18 +8,26 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from torch import nn
+
 from nanstop.frozen import frozen
 from nanstop.localize.carried import carried_into
 from nanstop.localize.dataflow import of_infinities
 from nanstop.localize.positions import BatchLayout
 from nanstop.localize.slicing import range_of
 from nanstop.numerics.tensors import format_name
+from nanstop.own_code import is_library
 from nanstop.records import FORMAT_MAX, Localization, OpEvent, Origin, SourceLine
 from nanstop.records.values import origin_of
 from nanstop.tracing.op_details import OpDetails
 from nanstop.tracing.places import source_line
 from nanstop.tracing.recorder import Trace, Value
-from nanstop.tracing.source.assignments import is_assignment
+from nanstop.tracing.source.assignments import (
+    Assignment,
+    is_assignment,
+    is_of_class_at,
+    line_of,
+)
 from nanstop.tracing.source.holders import Holder
 from nanstop.tracing.source.written import writes_down
 
@@ -168,6 +176,21 @@ def with_holder(found: Localization, value: Value, details: OpDetails | None) ->
     if holder.line is None or not is_assignment(holder.line):
         return found
     return replace(found, held_in=holder.name, held_at=holder.line)
+
+
+def with_writer(found: Localization, root: nn.Module) -> Localization:
+    """Return ``found`` with the only line of its module's class that writes to a buffer that was
+    not finite before the step.
+    """
+    owner, _, name = (found.culprit or "").rpartition(".")
+    module = dict(root.named_modules()).get(owner) if found.origin == "from_buffer" else None
+    code = getattr(type(module).__init__, "__code__", None)
+    if code is None or is_library(code.co_filename):
+        return found
+    file, first = code.co_filename, code.co_firstlineno
+    line = line_of(Assignment(file, first, name, attribute=True, buffer=True), is_written=True)
+    inside = line is not None and is_of_class_at(file, line.line, first)
+    return replace(found, held_at=line) if inside else found
 
 
 def _held(found: Localization, origin: Origin, holder: Holder) -> Localization:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nanstop.localize.provenance import KEEPS, Kinds, kinds_of
+from nanstop.localize.provenance import KEEPS, LOGARITHMS, Kinds, kinds_of
 from nanstop.localize.slicing import (
     Births,
     carries,
@@ -109,6 +109,23 @@ def _first_in_half(trace: Trace, ops: Sequence[int]) -> LineOp | None:
     source = source_line(first.line)
     name, phase = op_kind(first.name), first.phase
     return source and LineOp(source=source, op=name, phase=phase, casts=casts)
+
+
+def lost(trace: Trace, op: Op, divisor: Value | None, *, of_function: bool) -> int | None:
+    """Return the op that should have kept from 0 what ``op`` divides by or takes the logarithm of
+    by a number that is rounded to 0 itself, or that has rounded that to 0, or what the derivative
+    is taken at (a hook's, it may be). ``of_function``: whether ``op`` is of a function of a script.
+    """
+    of = trace.ops[op.made_by] if op.made_by is not None else op
+    logged = of.inputs[0] if op_kind(op.name) in LOGARITHMS and of.inputs else None
+    kept = logged if logged is not None else divisor
+    found = None if kept is None else vanished_number(trace, kept)
+    is_derived = of is not op
+    if (logged is not None and found is None) or (is_derived and of.inputs):
+        found = rounded_to_zero(trace, of.inputs[0])
+    if found is None and divisor is not None and (is_derived or of_function):
+        found = rounded_to_zero(trace, divisor)
+    return found
 
 
 def vanished_number(trace: Trace, divisor: Value, *, limit: int = 8) -> int | None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from nanstop.errors import ShortOfMemoryError
 from nanstop.localize import meant, slicing
 from nanstop.localize.absorbed import those_that_matter
-from nanstop.localize.constants import readers
+from nanstop.localize.constants import readers, with_writer
 from nanstop.localize.exact import with_exact
 from nanstop.localize.memory.unseen import written_unseen
 from nanstop.localize.origin import FailureOrigin
@@ -226,7 +226,9 @@ def _looked(
 
 
 def _described(found: Localization, scene: Scene) -> Localization:
-    """Return ``found`` with the class of its module, and whether every sample has a part in it."""
+    """Return ``found`` with the class of its module, whether every sample has a part in it, and
+    what writes to the buffer that it comes of.
+    """
     grid, event = scene.grid, found.first_bad
     if event is not None:
         modules = dict(scene.step.view.root.named_modules())
@@ -234,6 +236,7 @@ def _described(found: Localization, scene: Scene) -> Localization:
         event = replace(event, module_class=kind if event.module else "")
     bad = {place.sample for place in found.positions or ()}
     is_whole = grid is not None and len(bad) == grid.rows > 1
+    found = with_writer(found, scene.step.view.root)
     return replace(found, first_bad=event, in_every_sample=is_whole)
 
 

@@ -12,8 +12,8 @@ from itertools import compress
 from typing import Any
 
 from nanstop.localize import constants, dataflow, meant, slicing
-from nanstop.localize.positions import BatchLayout, positions_that_fail
-from nanstop.localize.provenance import LOGARITHMS, descents, kinds_of, named
+from nanstop.localize.positions import BatchLayout, positions_in_turn, positions_that_fail
+from nanstop.localize.provenance import descents, kinds_of, named
 from nanstop.localize.slicing import range_of
 from nanstop.records import (
     FailureKey,
@@ -235,9 +235,11 @@ class FailureOrigin:
         return tuple(self.event(i) for i in made)
 
     def _positions(self, index: int) -> tuple[Position, ...] | None:
-        if self._samples.grid is None:
-            return None
         grid = self._samples.grid
+        if grid is None and index < len(self.trace.ops):
+            return positions_in_turn(self.trace, self.trace.ops[index], self._samples.rows)
+        if grid is None:
+            return None
         return positions_that_fail(self.trace, index, self._births.nan, self._details, grid)
 
     def _smuggled(self, index: int) -> bool:
@@ -358,16 +360,8 @@ class FailureOrigin:
         return shown[place] if place is not None and len(shown) == len(event.inputs) else None
 
     def _vanished(self, event: OpEvent) -> OpEvent | None:
-        """Return what should have kept the op's divisor from 0 and is rounded to 0 itself, or has
-        rounded to 0 what the op takes the logarithm of, or the derivative at (a hook's, it may be).
-        """
         op, divisor = self.trace.ops[event.index], self.divisor(event)
-        found = None if divisor is None else dataflow.vanished_number(self.trace, divisor)
-        of = self.trace.ops[op.made_by] if op.made_by is not None else op
-        if (event.name in LOGARITHMS or of is not op) and of.inputs:
-            found = dataflow.rounded_to_zero(self.trace, of.inputs[0])
-        if found is None and divisor is not None and (of is not op or event.is_of_function):
-            found = dataflow.rounded_to_zero(self.trace, divisor)
+        found = dataflow.lost(self.trace, op, divisor, of_function=event.is_of_function)
         return self.event(found) if found is not None else None
 
     def _counted(self, event: OpEvent) -> tuple[str, ...]:

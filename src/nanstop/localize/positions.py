@@ -4,16 +4,21 @@ said only where its axes are those of the batch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from nanstop.localize.slicing import range_of, reaching
 from nanstop.records import Position, op_name
 from nanstop.records.values import origin_of
 from nanstop.tracing.op_details import OpDetails
 from nanstop.tracing.recorder import Op, Trace, Value
+
+_OF_ONE = re.compile(r"^batch\[.*\.(\d+)\.[^.]+\]$")
+"""An entry of a dict in a list of the batch: ``batch[targets.2.boxes]``."""
 
 
 class Grid:
@@ -122,6 +127,37 @@ def positions_that_fail(
         return found
     failing = {sample for end in ends if end for sample in _samples(end)}
     return None if 0 < len(failing) < grid.rows else found
+
+
+def positions_in_turn(trace: Trace, op: Op, rows: int | None) -> tuple[Position, ...] | None:
+    """Return the samples of which an op is bad, where a line is run for one after the other: each
+    time what it reads of the batch comes of one dict in a list of as many as there are ``rows``, as
+    the targets of a detector are. None of any other line.
+    """
+    calls = [one for one in trace.ops if one.place == op.place]
+    if rows is None or not 2 <= rows <= len(calls):
+        return None
+    samples = [_only_sample(trace, one, rows) for one in calls]
+    if set(samples) != set(range(rows)):
+        return None
+    pairs = zip(samples, calls, strict=True)
+    bad = {sample for sample, one in pairs if sample is not None and _is_bad(trace, one)}
+    return tuple(Position(sample=sample) for sample in sorted(bad)) or None
+
+
+def _is_bad(trace: Trace, op: Op) -> bool:
+    return any(range_of(trace, one).is_bad for one in op.outputs if one.slot >= 0)
+
+
+def _only_sample(trace: Trace, op: Op, rows: int) -> int | None:
+    before = (trace.ops[index] for index in reaching(trace, op.inputs))
+    read = (value for one in (*before, op) for value in one.inputs)
+    found = {
+        int(place[1])
+        for value in read
+        if (place := _OF_ONE.search(value.storage.name or "")) and value.shape[:1] != (rows,)
+    }
+    return found.pop() if len(found) == 1 else None
 
 
 def _samples(positions: Iterable[Position]) -> set[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -38,6 +38,12 @@ def repeated_blocks(root: nn.Module) -> tuple[str, ...]:
             found |= {f"{name}.{key}" if name else key: one for key, one in blocks.items()}
             inside |= {id(part) for one in blocks.values() for part in one.modules()}
     return tuple(found)
+
+
+def outermost(roots: Sequence[nn.Module]) -> list[nn.Module]:
+    """Return the modules that are no part of another one of them."""
+    inside = {id(part) for root in roots for part in root.modules() if part is not root}
+    return [root for root in roots if id(root) not in inside]
 
 
 def _is_composed(module: nn.Module) -> bool:

@@ -42,17 +42,25 @@ def named_inputs(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], kind: type[T]
 ) -> Iterator[tuple[str, T]]:
     """Yield the values of a kind among a model's inputs, with what its forward calls them; those of
-    a dict by their keys, those of a list with their place in it.
+    a dict by their keys, those of a list with their place in it, and what these hold behind a dot.
     """
     entries = zip(_parameter_names(function, len(args)), args, strict=True)
     for name, value in (*entries, *kwargs.items()):
-        if isinstance(value, kind):
-            yield name, value
-        elif type(value) is dict:
+        if type(value) is dict:
             yield from ((str(k), v) for k, v in value.items() if isinstance(v, kind))
         else:
-            numbered = enumerate(leaves(value, kind=kind))
-            yield from ((f"{name}.{place}", leaf) for place, leaf in numbered)
+            yield from _named(name, value, kind)
+
+
+def _named(name: str, value: Any, kind: type[T]) -> Iterator[tuple[str, T]]:
+    if isinstance(value, kind):
+        yield name, value
+    elif isinstance(value, (tuple, list)):
+        for place, one in enumerate(value):
+            yield from _named(f"{name}.{place}", one, kind)
+    elif type(value) is dict:
+        for key, one in value.items():
+            yield from _named(f"{name}.{key}", one, kind)
 
 
 def named_in_objects(

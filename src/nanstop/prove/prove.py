@@ -34,6 +34,7 @@ def prove_step(  # noqa: PLR0913 - called once, by name
     policy: Policy,
     wider: Finiteness = "unknown",
     in_float64: Finiteness = "unknown",
+    weights: tuple[str, ...] = (),
     tried: Callable[[Trial], None] = lambda _: None,
     codes: Callable[[Proof], Iterable[FormCode]] = lambda _: (),
     lines: tuple[tuple[Atom, ...], ...] = (),
@@ -43,11 +44,12 @@ def prove_step(  # noqa: PLR0913 - called once, by name
     It is confirmed on the window's other failing micro-batches, on a healthy one and, where the
     window is one of training whose gradients the script leaves as they are, on the updates that
     follow. Everything tried is undone. ``wider``: what the failing operation gives in a wider
-    format, ``in_float64``: with all before it in that. ``tried``: told of each trial as it ends.
+    format, ``in_float64``: with all before it in that; ``weights``: those that it reads, where it
+    reads nothing else. ``tried``: told of each trial as it ends.
     ``codes``: what can be typed for the forms of a cure. ``lines``: those of the script's own that
     may be typed in float32 for the module that they are of.
     """
-    trials = Trials(failing, key, wider=wider, in_float64=in_float64)
+    trials = Trials(failing, key, wider=wider, in_float64=in_float64, weights=weights)
     after = UpdatesAfter(failing, seconds=_FOLLOWING_SHARE * policy.budget_seconds)
     others = [] if failing.update else [m for m in failing.micros if m != failing.micro]
     healthy = [m for m in range(len(failing.step.batches)) if m not in failing.micros][:1]

@@ -61,6 +61,7 @@ class Trials:
 
     ``wider``: what the failing operation gives in a wider format; ``in_float64``: with all before
     it in that, which an exact run is not where tensors of the script's own are in a narrower one.
+    ``weights``: those that it reads, where it reads nothing else.
     """
 
     def __init__(
@@ -70,8 +71,9 @@ class Trials:
         *,
         wider: Finiteness = "unknown",
         in_float64: Finiteness = "unknown",
+        weights: tuple[str, ...] = (),
     ) -> None:
-        self._failing = failing
+        self._failing, self._weights = failing, weights
         self._wider: Finiteness = wider
         self._key = key
         self._ladder = Ladder(failing, key.module)
@@ -137,7 +139,8 @@ class Trials:
             run = self._exact.attempt(micro, under=under)
         else:
             run = self._failing.attempt(micro, batch=batch, under=under)
-        against = "" if anew else objection(self._failing, self._exact, atoms, run)
+        given = (self._failing, self._exact, atoms, run, self._weights)
+        against = "" if anew else objection(*given)
         if against:
             return Trial(atoms=atoms, outcome="not_applicable", micro=micro, message=against)
         key = self._key_of(atoms, micro, run, anew=anew) if run.failed else None

@@ -15,6 +15,7 @@ from nanstop.errors import NanstopError
 from nanstop.numerics.token_rows import row_blocks, row_norms, untrained
 from nanstop.records import Atom
 from nanstop.records.remedies import row_spans
+from nanstop.replay.batches import holds_dicts
 from nanstop.replay.step import Batch, ModelView
 
 _SPREAD = 0.1
@@ -78,13 +79,15 @@ def rebatch(batch: Batch, atoms: Sequence[Atom], *, micro: int | None = None) ->
 
     A sample is a row of every tensor or list whose length is that of most of the batch's tensors.
     Values that belong to the batch as a whole stay, a token count for instance, so that the other
-    samples weigh what they weighed. Raises NanstopError for a row that is not there, and where no
-    row would be left.
+    samples weigh what they weighed. Raises NanstopError for a row that is not there, where no row
+    would be left, and where samples are dicts in a list that a script holds.
     """
     places = [sample_place(atom) for atom in atoms if atom.remedy == "drop_sample"]
     dropped = {row for of_micro, row in places if micro in (None, of_micro)}
     if not dropped:
         return batch
+    if holds_dicts(batch):
+        raise NanstopError("samples that are dicts in a list cannot be left out")
     num_rows = _num_rows(batch)
     kept = [row for row in range(num_rows) if row not in dropped]
     if not kept or max(dropped) >= num_rows:
@@ -141,10 +144,15 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         if value.dim():
             yield value
     elif isinstance(value, (list, tuple)):
-        for item in value:
+        for item in () if _are_dicts(value) else value:
             yield from _tensors(item)
     elif isinstance(value, Mapping):
         yield from _tensors(list(value.values()))
+
+
+def _are_dicts(value: Sequence[Any]) -> bool:
+    """Return whether a list holds a dict for each sample, whose tensors are none of samples."""
+    return bool(value) and all(isinstance(item, Mapping) for item in value)
 
 
 def _rows(value: Any, kept: Sequence[int], num_rows: int) -> Any:
@@ -155,6 +163,8 @@ def _rows(value: Any, kept: Sequence[int], num_rows: int) -> Any:
     if isinstance(value, (list, tuple)):
         if len(value) == num_rows and not any(isinstance(item, Tensor) for item in value):
             return type(value)(value[row] for row in kept)
+        if _are_dicts(value):
+            return value
         return type(value)(_rows(item, kept, num_rows) for item in value)
     return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import torch
@@ -17,11 +18,23 @@ _FEWEST_SAMPLES = 3
 """Of two samples neither is the odd one."""
 
 
+_IN_DICT = re.compile(r"\.\d+\.[^.]+$")
+
+
+def holds_dicts(batch: Batch) -> bool:
+    """Return whether samples of a batch are dicts in a list, by the names of what is in these
+    (``targets.2.boxes``): rows of their tensors are no samples, and none can be left out.
+    """
+    return any(_IN_DICT.search(str(name)) for name in batch)
+
+
 def num_samples(batch: Batch) -> int | None:
     """Return how many samples a micro-batch has:
     the first axis of its tensors, where they agree. Of a sparse one, as of a graph, no row stands
     for itself.
     """
+    if holds_dicts(batch):
+        return None
     given = [value for value in batch.values() if isinstance(value, Tensor) and value.dim()]
     lengths = {value.size(0) for value in given}  # a nested one may have no shape
     return lengths.pop() if len(lengths) == 1 and all(map(_is_dense, given)) else None

@@ -66,3 +66,37 @@ def test_a_product_with_one_factor_of_0_was_not_rounded():
     found = said(loss, v=x())
     assert found[0].code == "NS207"
     assert not any("rounds to 0" in line for line in found[0].lines)
+
+
+def test_the_eps_of_a_logarithm_that_float16_rounds_away():
+    found = said(lambda net, b: -(net(b["v"]).half().relu() + 1e-8).log().mean(), v=x())
+    assert (found[0].code, found[0].cause) == ("NS207", "the logarithm of an exact 0")
+    assert any("its eps 1e-08 is 0 in float16" in line for line in found[0].lines)
+    assert any("finite" in line and "float64" in line for line in found[0].lines)
+    assert any(atoms[0].remedy == "fp32_line" for atoms in found[0].remedies)
+
+
+ANOTHER_ZERO = {
+    "hidden behind the eps": lambda net, b: (
+        -((net(b["v"]).half().relu() + 1e-8) * (b["v"] > 0)).log().mean()
+    ),
+    "no eps in half": lambda net, b: -(net(b["v"]).relu() + 1e-50).log().mean(),
+}
+
+
+@pytest.mark.parametrize("spelled", ANOTHER_ZERO)
+def test_an_eps_that_is_not_what_is_0_is_not_blamed(spelled):
+    found = said(ANOTHER_ZERO[spelled], v=x())
+    assert found[0].code == "NS207"
+    assert not any("is 0 in float16" in line for line in found[0].lines)
+
+
+def test_the_eps_of_a_sum_of_weights_that_float16_rounds_away():
+    def loss(net, b):
+        weights = net(b["v"]).half().sigmoid() * b["kept"].half()
+        return (net(b["v"]).half() * weights).sum(-1).div(weights.sum(-1) + 1e-16).sum()
+
+    found = said(loss, v=x(), kept=torch.ones(ROWS, WIDTH).index_fill(0, torch.tensor(1), 0.0))
+    assert found[0].code == "NS204"
+    assert "a division by a sum of weights that is 0" in found[0].cause
+    assert any("its eps 1e-16 is 0 in float16" in line for line in found[0].lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.reading import has_masters
+from nanstop.diagnose.evidence.reading import has_masters, standing
 from nanstop.own_code import is_library
 from nanstop.records import (
     Atom,
@@ -79,6 +79,15 @@ def islands(event: OpEvent, facts: RunFacts) -> Candidates:
     outer = Atom(remedy="outer_autocast", value=facts.autocast or _half_format(facts))
     own: Candidates = ((back,), (inside,), (inside, outer))
     return own if event.module else (*lines, *own, *logits)
+
+
+def wider_before(evidence: Evidence, event: OpEvent) -> Candidates:
+    """Return islands for an op in half precision that has no value for what it reads, where it has
+    one with all before it in more bits.
+    """
+    found, in_half = evidence.localization, any(one.dtype in HALF for one in event.inputs)
+    is_wider = in_half and found is not None and found.in_float64 == "finite"
+    return islands(event, standing(evidence)) if is_wider else ()
 
 
 def own_lines(event: OpEvent) -> Candidates:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from nanstop.frozen import frozen
 from nanstop.records import Change, OpEvent, TensorStats
 from nanstop.records.line_forms import BETWEEN_POLES
+from nanstop.records.values import entry_of
 from nanstop.records.vocabulary import Descent
 from nanstop.wording import number
 
@@ -18,6 +19,8 @@ _WITHIN_ONE = ("acos", "asin", "atanh")
 MODEST_EXPONENT = 8.0
 """An argument of which every exponential fits in float16."""
 
+_OF_BATCH = {"data", "ids"}
+"""What is made of the batch, by descent."""
 _OF_DATA = (
     "It is 0 by the data, or by a schedule, alone: leave such samples or steps out where they are "
     "made, or keep it from 0 by a number of the size that matters: `x.clamp(min=1e-3)`"
@@ -30,6 +33,12 @@ _OF_BOTH = (
     "0 / 0 may have a limit: `x = torch.where(x.abs() < 1e-4, 1e-4, x)` before all that reads x "
     "comes near to it, and `torch.sinc(x / math.pi)` is sin(x) / x"
 )
+
+_OF_EMPTY = (
+    "begin with other values (`nn.init.normal_(weight, std=1e-3)`), or add a small number to the "
+    "divisor"
+)
+_OF_LEARNED = "learn its logarithm, or take `F.softplus` of it"
 
 
 @frozen
@@ -56,6 +65,36 @@ def operand(event: OpEvent, place: int) -> Operand | None:
         return None
     kinds = event.descent[place] if place < len(event.descent) else ()
     return Operand(place, event.inputs[place], frozenset(kinds))
+
+
+def reads_weights_alone(event: OpEvent) -> bool:
+    """Return whether all that an op reads is made of parameters, and nothing of it of the batch."""
+    kinds = [set(one) for one in event.descent]
+    return bool(kinds) and all("parameter" in one and not one & _OF_BATCH for one in kinds)
+
+
+def read_alone(event: OpEvent) -> tuple[str, ...]:
+    """Return the weights that an op reads, where it reads nothing but weights."""
+    if not reads_weights_alone(event):
+        return ()
+    return tuple(entry_of(one.name) for one in event.inputs if one.name)
+
+
+def of_weights(event: OpEvent) -> tuple[str, ...]:
+    """Return which weight is 0 throughout where an op that reads weights alone divides by what is
+    made of it, or which one is learned below 0 where the op has no value; and what is done then.
+    """
+    named = [one for one in event.inputs if one.name and one.finite]
+    if not named or not reads_weights_alone(event):
+        return ()
+    empty = [one for one in named if one.shape and not one.absmax]
+    if empty and zero_divisor(event) is not None:
+        name = entry_of(empty[0].name or "")
+        return (f"`{name}` is 0 throughout: {_OF_EMPTY}",)
+    if is_below_0(event) and any(one.nan for one in event.outputs):
+        name = entry_of(named[0].name or "")
+        return (f"`{name}` is learned, and nothing keeps it above 0: {_OF_LEARNED}",)
+    return ()
 
 
 def zero_divisor(event: OpEvent) -> Operand | None:

@@ -206,6 +206,21 @@ def rounded_at(evidence: Evidence) -> tuple[str, ...]:
     return (f"`{op_name(rounded.op)}` at {place} rounds to 0 what is not 0",)
 
 
+def lost_eps(evidence: Evidence) -> tuple[str, ...]:
+    """Return which number should have kept from 0 what the first bad op reads, and is rounded to 0
+    itself, or else which line has rounded to 0 what is not 0.
+    """
+    added = evidence.localization.vanished if evidence.localization is not None else None
+    if added is None or not added.outputs:
+        return ()
+    if rounded := rounded_at(evidence):
+        return rounded
+    eps = min((value for value in added.scalars if value > 0.0), default=0.0)
+    source = added.source
+    at = f", {source.file.rpartition('/')[-1]}:{source.line} {source.text}" if source else ""
+    return (f"its eps {number(eps)} is 0 in {added.outputs[0].dtype}{at}",)
+
+
 def emptied_at(evidence: Evidence) -> tuple[str, ...]:
     """Return the earlier line that left nothing of what the first bad op reads."""
     found = evidence.localization
@@ -233,7 +248,7 @@ def written_at(evidence: Evidence) -> tuple[str, ...]:
 def in_float64(evidence: Evidence) -> tuple[str, ...]:
     """Return that float64 has a value, where it is known what is rounded to 0 without it."""
     found = evidence.localization
-    if found is None or found.in_float64 != "finite" or not rounded_at(evidence):
+    if found is None or found.in_float64 != "finite" or not lost_eps(evidence):
         return ()
     return ("computed in float64, with all before it, it is finite",)
 

@@ -58,7 +58,7 @@ class LoopController:
         self._finished = False
         self._stopped = False
         self._until_update = ExitStack()
-        self._follows_next = False
+        self._follows_next, self._leaves_to_scaler = False, True
         """Whether the last model was let go of: the run is of the next one at once."""
         self.view: ModelView | None = None
         """Of what was trained last."""
@@ -265,6 +265,15 @@ class LoopController:
         if self.session is not None:
             self.session.follow(view)
 
+    @contextmanager
+    def without_scaler(self) -> Iterator[None]:
+        """Have an overflow inside be no scaler's own: the script raises before it gets there."""
+        self._leaves_to_scaler = False
+        try:
+            yield
+        finally:
+            self._leaves_to_scaler = True
+
     # ---- what a window's end asks for
 
     def alarm_of(self, step: LoopStep, reading: Reading) -> Alarm | None:
@@ -277,7 +286,8 @@ class LoopController:
         try:
             if step.is_local:
                 _refuse_what_raises(step)
-            is_scalers = found.phase == "backward" and _is_scalers_own(step)
+            is_left = self._leaves_to_scaler and found.phase == "backward"
+            is_scalers = is_left and _is_scalers_own(step)
         except KeyboardInterrupt as interrupt:  # what was noticed is told all the same
             return replace(found, interrupt=interrupt)
         if is_scalers:

@@ -109,6 +109,18 @@ class Judge:
         self.came_to_another_sink()
         self.judge(parameters, norm, optimizer, can_redo=False)
 
+    def judge_refused_clip(self, parameters: Sequence[Tensor], norm: Tensor | None) -> None:
+        """Judge gradients that a clip is about to raise for: no scaler gets to leave the update out
+        then, so that what was left to one is the script's own. Synchronises the device. Errors:
+        ``TrainingStopped``.
+        """
+        window = self._state.window
+        if window.failed or window.scaler is None or norm is None or bool(norm.isfinite()):
+            return
+        window.judged.difference_update(map(id, parameters))
+        with self.controller.without_scaler():
+            self.judge(parameters, norm, can_redo=False)
+
     def judge_rewritten(self, parameters: Sequence[Tensor], optimizer: Optimizer) -> None:
         """Judge gradients once more to which the script has written since they were found finite,
         if they are no longer. Synchronises the device. Errors: ``TrainingStopped``.

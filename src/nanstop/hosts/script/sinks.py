@@ -159,6 +159,8 @@ class Sinks:
                 return norm
         if norm is not None and self._judge.judge(parameters, norm).redone:
             norm = measure()
+        if error_if_nonfinite:
+            self._judge.judge_refused_clip(parameters, norm)
         if norm is None or error_if_nonfinite:
             # An update that is left out takes none of them.
             raises = error_if_nonfinite and not self._state.window.vetoed

@@ -37,6 +37,7 @@ from nanstop.hosts.tape.taped_micro import TapedMicro
 from nanstop.hosts.tape.tensors import total
 from nanstop.living import living
 from nanstop.measure.accounts.weight_writes import WeightWrites
+from nanstop.numerics.modules import outermost
 from nanstop.numerics.tensors import by_torch_alone, format_name, shape_of
 from nanstop.numerics.trained import held_by
 from nanstop.records import LoadFacts, SourceLine
@@ -240,7 +241,7 @@ class Steps:
         bare = beside(window, parameters)
         key = (*window.roots, *map(id, bare), id(optimizer), id(window.scaler))
         if key not in self._views:
-            root, others = one_root(roots, bare), self.joint.others
+            root, others = one_root(outermost(roots), bare), self.joint.others
             self._views = {key: PlainView(root, optimizer, window.scaler, others, self.lines_of)}
         return self._views[key]
 

@@ -5,7 +5,7 @@ what has a value, and that the loss does not hang on what it puts where there is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -57,6 +57,9 @@ _FARTHER = 2.0
 may be a little farther than none.
 """
 
+_STEP = 1e-2
+"""How far the number of a weight with the largest gradient is moved."""
+
 _NEARER = (0.5, 0.1, 0.01)
 """Times a weight: a line has the same form whatever the weights are."""
 
@@ -79,6 +82,7 @@ _OTHER |= dict.fromkeys(OFF_ZERO, [*OFF_ZERO][-1])
 """The form of a guard that tells whether it matters which number it puts there."""
 
 WHICH_NUMBER = "another finite number gives another loss"
+STAYS_ZERO = "what it divides by comes of weights that get no gradient then, and stay as they are"
 IN_USE = "steps that pass have numbers beyond the bound"
 OTHER_LIMIT = "its value is not the one that the line comes to near there"
 
@@ -139,9 +143,16 @@ def with_other_numbers(atoms: tuple[Atom, ...]) -> tuple[Atom, ...]:
     return tuple(replace(a, value=other[a]) if a in other else a for a in atoms)
 
 
-def objection(failing: FailingStep, exact: ExactRuns, atoms: tuple[Atom, ...], run: Attempt) -> str:
+def objection(
+    failing: FailingStep,
+    exact: ExactRuns,
+    atoms: tuple[Atom, ...],
+    run: Attempt,
+    weights: tuple[str, ...] = (),
+) -> str:
     """Return what speaks against a form under which the failing micro-batch ends as ``run``,
-    whatever its rows say: "" for nothing.
+    whatever its rows say: "" for nothing. ``weights``: those that the failing operation reads,
+    where it reads nothing else.
     """
     if not is_any_number(failing, exact, atoms, run):
         return WHICH_NUMBER
@@ -152,7 +163,32 @@ def objection(failing: FailingStep, exact: ExactRuns, atoms: tuple[Atom, ...], r
         return ""
     if is_bounded(guards) and _are_in_use(failing, atoms):
         return IN_USE
+    if _stay_zero(failing, exact, atoms, run, weights):
+        return STAYS_ZERO
     return OTHER_LIMIT if misses_limit(failing, exact, guards) == "limit" else ""
+
+
+def _stay_zero(
+    failing: FailingStep,
+    exact: ExactRuns,
+    atoms: tuple[Atom, ...],
+    run: Attempt,
+    weights: tuple[str, ...],
+) -> bool:
+    """Return whether weights that the failing operation reads get a gradient of 0 under a form, and
+    do so still once an update has moved all others: no step will ever train them.
+    """
+
+    def untrained(ended: Attempt) -> list[str]:
+        grads = ended.grads or {}
+        return [name for name in weights if name in grads and not bool(grads[name].any())]
+
+    if not untrained(run):
+        return False
+    view = failing.step.view
+    with _moved(view, run.grads or {}):
+        later = exact.attempt(failing.micro, under=partial(applied, view, atoms))
+    return not later.failed and bool(untrained(later))
 
 
 def _are_in_use(failing: FailingStep, atoms: tuple[Atom, ...]) -> bool:
@@ -286,6 +322,18 @@ def is_better_computed(
     if agree(true, formed):
         return True
     return is_near(gaps_between(formed, true)) and bool(unchanged_elsewhere(failing, exact, under))
+
+
+@contextmanager
+def _moved(view: ModelView, grads: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Have all weights moved along their gradients inside, in storages of their own."""
+    weights = {n: p for n, p in view.root.named_parameters() if n in grads}
+    with attributes_kept((weight, "data") for weight in weights.values()):
+        for name, weight in weights.items():
+            grad = grads[name].to(weight.dtype)
+            largest = grad.abs().amax() if grad.numel() else grad.sum()
+            weight.data = weight.data - _STEP * grad / largest.clamp(min=1e-30)
+        yield
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from the end of any format but float16.
 
 def clamped(draft: Draft, found: Operation) -> str:
     """Raised to the smallest number: the gradient at 0 is 0."""
-    text = f"{draft.source.operand(found.operand)}.clamp({_bound(draft, found)})"
+    bound = _bound(draft, found)
+    text = f"{draft.source.operand(_under(found.operand, bound))}.clamp({bound})"
     return draft.with_operand(found, 0, text)
 
 
@@ -53,11 +54,26 @@ def _number(value: float) -> str:
 
 def clamp(draft: Draft, found: Operation) -> tuple[Edit, Edit]:
     """Return what is put around an operand, whose own text others may change."""
-    operand = found.operand
-    start, end = draft.source.span(operand)
+    bound = _bound(draft, found)
+    operand = _under(found.operand, bound)
+    (start, end), (_, last) = draft.source.span(operand), draft.source.span(found.operand)
     is_closed = draft.source.operand(operand) == draft.source.segment(operand)
     before, after = ("", "") if is_closed else ("(", ")")
-    return Edit(start, start, before), Edit(end, end, f"{after}.clamp({_bound(draft, found)})")
+    return Edit(start, start, before), Edit(end, last, f"{after}.clamp({bound})")
+
+
+def _under(node: ast.expr, bound: str) -> ast.expr:
+    """Return what a method keeps from 0 on, or from below on, where a ``bound`` above 0 takes its
+    place; else the node.
+    """
+    func = node.func if isinstance(node, ast.Call) else None
+    if not isinstance(node, ast.Call) or not isinstance(func, ast.Attribute):
+        return node
+    given = (*node.args, *(one.value for one in node.keywords if one.arg == "min"))
+    least = number_of(given[0]) if len(given) == 1 else None
+    is_alone = len(node.args) + len(node.keywords) == 1 and least is not None and least <= 0.0
+    is_floor = func.attr in ("clamp", "clip", "clamp_min") and is_alone
+    return func.value if is_floor and bound.startswith("min=") else node
 
 
 def log_of_more(draft: Draft, found: Operation) -> str:

@@ -9,6 +9,7 @@ from functools import partial
 from nanstop.decide.policy import Policy
 from nanstop.diagnose.evidence.candidates import own_lines
 from nanstop.diagnose.evidence.climbs import climbs
+from nanstop.diagnose.evidence.descent import read_alone
 from nanstop.prove.course import Course, prove_course
 from nanstop.prove.failing_step import FailingStep
 from nanstop.prove.prove import prove_step
@@ -125,6 +126,7 @@ class Proving:
             policy=self.policy,
             wider=event.wider if event is not None else "unknown",
             in_float64=place.in_float64 if place is not None else "unknown",
+            weights=read_alone(event) if event is not None else (),
             tried=self.found.live.tried,
             codes=lambda proof: codes_of(proof, event, read),
             lines=own_lines(event) if event is not None and event.module else (),

@@ -154,6 +154,14 @@ def is_set_later(kind: type, attribute: str) -> bool:
     return False
 
 
+def is_of_class_at(file: str, line: int, at: int) -> bool:
+    """Return whether a line lies in the innermost class around line ``at`` of its file."""
+    tree = tree_of(file)
+    around = [] if tree is None else nodes_around(tree, at, ast.ClassDef)
+    inner = max(around, key=lambda node: node.lineno, default=None)
+    return inner is not None and inner.lineno <= line <= (inner.end_lineno or 0)
+
+
 def is_bound(place: Assignment) -> bool:
     """Return whether the source gives a variable a value anywhere."""
     tree = tree_of(place.file)

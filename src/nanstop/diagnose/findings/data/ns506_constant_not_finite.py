@@ -204,11 +204,13 @@ def _buffer(evidence: Evidence, found: Localization, name: str, held: str) -> Di
     """
     is_first = evidence.incident is not None and evidence.incident.at.step == 0
     since = "since before the first step" if is_first else "from before this step"
+    writer = None if is_first else found.held_at
     return Diagnosis(
         code="NS506",
         title=f"buffer not finite: {name}",
         cause=f"{held}, {since}: no operation of this step has made it",
         confidence="certain",
+        lines=(f"steps write to it at {writer.short}: `{writer.text}`",) if writer else (),
         where=found.culprit or "",
         remedies=finite_constant(evidence),
         usual_cure=f"Begin with a finite {name}, read of it only what was written, and write to it "

@@ -62,8 +62,8 @@ from nanstop.diagnose.evidence.candidates import (
     Candidates,
     at_the_line,
     finite_entry,
-    islands,
     left_out,
+    wider_before,
     without_rows,
 )
 from nanstop.diagnose.evidence.descent import (
@@ -71,6 +71,7 @@ from nanstop.diagnose.evidence.descent import (
     at_pole,
     is_below_0,
     kept_from_zero,
+    of_weights,
     operand,
     outside_of,
     zero_divisor,
@@ -86,17 +87,17 @@ from nanstop.diagnose.evidence.reading import (
     first_bad,
     foreign_kernel,
     in_float64,
+    lost_eps,
     raised_message,
     raised_op,
     refuses_some,
     rounded_at,
-    standing,
     written_at,
 )
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.diagnose.evidence.script_writes import writing_lines
 from nanstop.records import Diagnosis, Evidence, OpEvent, TensorStats, op_name
-from nanstop.records.formats import HALF, NARROW
+from nanstop.records.formats import NARROW
 from nanstop.records.values import entry_of
 from nanstop.wording import number
 
@@ -160,7 +161,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=_title(evidence, event, written),
         cause=", ".join((made, *_tested(evidence, event))),
         lines=(
-            *rounded_at(evidence),
+            *of_weights(event),
+            *lost_eps(evidence),
             *(in_float64(evidence) or _rounded_out(evidence, event)),
             *written_at(evidence),
             *writing_lines(evidence),
@@ -182,9 +184,7 @@ def _remedies(evidence: Evidence, event: OpEvent) -> Candidates:
     is_hidden = bool(hidden_advice(evidence)) and not any(one.nan for one in event.outputs)
     if is_hidden:
         return without_rows(evidence)
-    found, in_half = evidence.localization, any(one.dtype in HALF for one in event.inputs)
-    wide = in_half and found is not None and found.in_float64 == "finite"
-    return (*(islands(event, standing(evidence)) if wide else ()), *at_the_line(evidence))
+    return (*wider_before(evidence, event), *at_the_line(evidence))
 
 
 def _left_out_late(evidence: Evidence, name: str) -> Diagnosis:
@@ -372,7 +372,7 @@ def _of_finite(event: OpEvent, kind: str) -> str:
 def _meaning(divisor: Operand) -> str:
     """Return what a divisor is, as far as it descends from anything."""
     if divisor.is_a("probability"):
-        return "a probability"
+        return "a sum of weights" if divisor.is_a("total") else "a probability"
     if divisor.stats.name:
         return f"`{entry_of(divisor.stats.name)}`"
     return "a number of the program" if divisor.is_constant else "a value"

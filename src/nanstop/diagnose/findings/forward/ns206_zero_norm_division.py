@@ -56,7 +56,7 @@ import math
 
 from nanstop.diagnose.evidence.candidates import Candidates, at_the_line, initialised, islands
 from nanstop.diagnose.evidence.descent import Operand, without_zeros, zero_divisor
-from nanstop.diagnose.evidence.reading import WRITTEN, first_bad, rounded_at, standing
+from nanstop.diagnose.evidence.reading import WRITTEN, first_bad, lost_eps, standing
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, op_name
 from nanstop.records.formats import HALF
@@ -114,7 +114,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=title,
         cause=cause,
         confidence="certain",
-        lines=(*_lost_eps(evidence), *_eps_of_0(event), *advice),
+        lines=(*lost_eps(evidence), *_eps_of_0(event), *advice),
         remedies=(
             *_wider(event, evidence),
             *_zero_tables(evidence),
@@ -184,19 +184,6 @@ def _kind(divisor: Operand) -> str:
     if not divisor.is_a("norm"):  # of each number by itself
         return "magnitude"
     return "deviation" if divisor.is_a("deviation") else "norm"
-
-
-def _lost_eps(evidence: Evidence) -> tuple[str, ...]:
-    """Return which number should have kept the norm from 0, if one was rounded to 0 itself."""
-    added = evidence.localization.vanished if evidence.localization is not None else None
-    if added is None or not added.outputs:
-        return ()
-    if rounded := rounded_at(evidence):
-        return rounded
-    eps = min((value for value in added.scalars if value > 0.0), default=0.0)
-    source = added.source
-    at = f", {source.file.rpartition('/')[-1]}:{source.line} {source.text}" if source else ""
-    return (f"its eps {number(eps)} is 0 in {added.outputs[0].dtype}{at}",)
 
 
 def _eps_of_0(event: OpEvent) -> tuple[str, ...]:

@@ -50,14 +50,21 @@ the logarithm of a negative number has no stable form.
 
 from __future__ import annotations
 
-from nanstop.diagnose.evidence.candidates import at_the_line
+from nanstop.diagnose.evidence.candidates import at_the_line, wider_before
 from nanstop.diagnose.evidence.descent import (
     CLAMPED_EXPONENT,
     MODEST_EXPONENT,
     kept_from_zero,
     operand,
 )
-from nanstop.diagnose.evidence.reading import WRITTEN, first_bad, in_float64, limit, rounded_at
+from nanstop.diagnose.evidence.reading import (
+    WRITTEN,
+    first_bad,
+    in_float64,
+    limit,
+    lost_eps,
+    rounded_at,
+)
 from nanstop.diagnose.evidence.rule import Rule
 from nanstop.records import Change, Diagnosis, Evidence, OpEvent, TensorStats, op_name
 from nanstop.records.formats import NARROW, SMALLEST
@@ -88,7 +95,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
     found = evidence.localization
     if found is not None and found.exploded is not None:
         return _multiplied(evidence, event, found.exploded, output)
-    rounded = found.vanished if found is not None else None
+    rounded = found.vanished if found is not None and rounded_at(evidence) else None
     cause = _cause(event, output, rounded)
     if cause is None:
         return None
@@ -97,8 +104,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
         title=f"`{op_name(event.op)}` leaves the range of {output.dtype}",
         cause=cause,
         confidence="certain",
-        lines=(*rounded_at(evidence), *_beyond(evidence, event, output), *_bound(event)),
-        remedies=at_the_line(evidence),
+        lines=(*lost_eps(evidence), *_beyond(evidence, event, output), *_bound(event)),
+        remedies=(*wider_before(evidence, event), *at_the_line(evidence)),
         usual_cure=_usual(event, rounded),
         where=event.module,
     )

@@ -128,6 +128,8 @@ def _cause(values: tuple[float, ...], skips: int) -> str:
 
 def _culprit(evidence: Evidence) -> tuple[str, ...]:
     found = evidence.localization
+    if evidence.incident is None:  # seen in the run's numbers: what fails, an incident tells
+        return ("the scaler reports the effect, not the cause",)
     if found is None or found.first_bad is None:
         return ("the operation was not localized; the scaler reports the effect, not the cause",)
     event = found.first_bad

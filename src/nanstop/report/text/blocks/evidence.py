@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from nanstop.diagnose.evidence.descent import reads_weights_alone
 from nanstop.records import BatchRows, Diagnosis, Incident, Localization, OpEvent, Replay, Report
 from nanstop.report.text.blocks.block import Block, certainty
 from nanstop.wording import counted
@@ -78,9 +79,7 @@ def _positions(found: Localization | None, incident: Incident) -> list[str]:
     if found.in_every_sample:
         return ["every sample of the micro-batch has it", *incident.text]
     if found.positions is None:
-        is_known = found.origin == "from_param" or (rows is not None and len(rows.rows) == 1)
-        unknown = [] if is_known else ["which sample it is, is not known"]
-        return [*unknown, *_made_of(rows)]
+        return _of_unknown(found, found.first_bad, incident)
     texts = []
     for place in found.positions[:MAX_POSITIONS]:
         first, last = place.first_token, place.last_token
@@ -92,6 +91,17 @@ def _positions(found: Localization | None, incident: Incident) -> list[str]:
     texts += [f"{counted(more, 'more sample')}"] if more > 0 else []
     unknown = _made_of(rows) if rows is not None and not rows.in_order else []
     return [*(["; ".join(texts)] if texts else []), *unknown, *incident.text]
+
+
+def _of_unknown(found: Localization, event: OpEvent, incident: Incident) -> list[str]:
+    """Return what is said of the samples where no axis of the op is known to be theirs."""
+    if reads_weights_alone(event):
+        return ["it reads weights alone: no sample has a part in it"]
+    rows, of_failing = incident.rows, (f for f in incident.batch if f.micro == incident.at.micro)
+    is_known = found.origin == "from_param" or (rows is not None and len(rows.rows) == 1)
+    is_known = is_known or any(fact.num_supervised == 0 for fact in of_failing)  # all are alike
+    unknown = [] if is_known else ["which sample it is, is not known"]
+    return [*unknown, *_made_of(rows)]
 
 
 def _is_of_the_program(event: OpEvent) -> bool:

@@ -188,8 +188,8 @@ class TapedCall:
         """The slots of its results."""
         return range(self.first, self.first + self.count)
 
-    def held(self, kind: type[T]) -> Iterator[T]:
-        """Yield the stand-ins of a kind among its arguments."""
+    def held(self, kind: type[T] | tuple[type[T], ...]) -> Iterator[T]:
+        """Yield the stand-ins of a kind, or of some, among its arguments."""
         return leaves(self.args, self.kwargs, kind=kind)
 
     @property

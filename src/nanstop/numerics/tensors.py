@@ -25,7 +25,8 @@ _MOST_OBJECTS, _LONGEST = 64, 256
 """Objects of other classes that are looked into, and containers of theirs: one may lead to a whole
 data set.
 """
-_HOLD_NOTHING = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device})
+HOLD_NOTHING = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device})
+"""Classes of which no object holds a tensor."""
 _DISPATCH = "__torch_dispatch__"
 _NO_DISPATCH = getattr(torch.Tensor, _DISPATCH)
 
@@ -57,7 +58,7 @@ def _collect(values: Iterable[Any], found: list[Tensor], objects: set[int] | Non
     for value in values:
         if isinstance(value, Tensor):
             found.append(value)
-        elif type(value) in _HOLD_NOTHING:
+        elif type(value) in HOLD_NOTHING:
             continue
         elif isinstance(value, (tuple, list)):
             if objects is None or len(value) <= _LONGEST:

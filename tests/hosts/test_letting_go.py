@@ -242,3 +242,39 @@ def test_small_trainers_are_collected_now_and_then_and_large_ones_each_time(
     finally:
         gc.enable()
     assert len(seen) == most
+
+
+class Held:
+    """Stands for what watches loops, which alone holds what they have trained."""
+
+    def train(self):
+        weights = torch.nn.Linear(64, 64).parameters()
+        self.optimizer = torch.optim.SGD(weights, lr=0.1)
+
+    def trained(self):
+        return [weakref.ref(self.optimizer)]
+
+    def let_go(self):
+        self.optimizer = None
+
+
+@pytest.mark.parametrize("asked_for", [0, 20])
+@pytest.mark.parametrize(("left", "most"), [(2**40, 1), (2**10, 20)])
+def test_small_loops_are_collected_now_and_then_and_large_ones_each_time(
+    left, most, asked_for, monkeypatch
+):
+    """``asked_for``: collections that the script asks for itself."""
+    clock, held = count(step=0.1), Held()
+    monkeypatch.setattr(room, "left_on", lambda _: left)
+    monkeypatch.setattr(letting_go, "is_held_elsewhere", lambda *_: False)
+    found = letting_go.LettingGo(lambda: held, lambda: next(clock))
+    gc.disable()
+    try:
+        with collections() as seen:
+            for _ in range(20):
+                held.train()
+                found._look_after(gc.collect) if asked_for else found.look()
+                assert held.optimizer is None
+    finally:
+        gc.enable()
+    assert len(seen) == asked_for + most

@@ -157,9 +157,10 @@ def counted(
     if ids is None:
         return found
     twice, cut = _starts_and_ends(ids, batch, text)
-    ends, ignored = _ends(ids, labels, batch, text) if _predicts_tokens(view) else (0, 0)
+    of_tokens = _predicts_tokens(view)
+    ends, ignored = _ends(ids, labels, batch, text) if of_tokens else (0, 0)
     known = [one for row in _unpadded(ids, batch) if (one := TEXTS.of(row)) is not None]
-    short = [one for one in known if one.is_short] if _predicts_tokens(view) else []
+    short = [one for one in known if one.is_short] if of_tokens else []
     later = [one.text.line for one in short if one.is_cut_later]
     cutters = (line for made in map(source_line, later) if made for line in sliced_after(made))
     return replace(
@@ -169,7 +170,7 @@ def counted(
         num_ends=ends,
         num_ends_ignored=ignored,
         num_shortened=len(short),
-        only_label=_only_label(labels, ids) if _predicts_tokens(view) else None,
+        only_label=_only_label(labels, ids) if of_tokens else None,
         tokenized_at=_both((), tuple(line_text(one.text.line) for one in known if one.text.line)),
         shortened_at=_both((), tuple(f"{one.short}: {one.text}" for one in cutters)),
     )

@@ -10,12 +10,19 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from nanstop.hosts.lost_squares import LostSquares
 from nanstop.measure.accounts.gradient_accounts import GradientAccounts
-from nanstop.numerics.tensors import by_torch_alone, is_in_place, nonfinite, tensors, version
+from nanstop.numerics.tensors import (
+    HOLD_NOTHING,
+    by_torch_alone,
+    is_in_place,
+    nonfinite,
+    tensors,
+    version,
+)
 from nanstop.replay.function_modes import OwnMode, is_crowded, put_on, take_off
 from nanstop.tracebacks import passes_through
 from nanstop.tracing.places import user_line
@@ -27,6 +34,8 @@ _ALIASES = frozenset((cast("Any", Tensor).data.__get__, Tensor.detach))
 """What gives the same values as another tensor, whose writes no version of the first one counts."""
 _ADDS = {"add_": 1.0, "sub_": -1.0, "__iadd__": 1.0, "__isub__": -1.0, "_foreach_add_": 1.0}
 _SUMS = frozenset({"add", "sub", "rsub", "__add__", "__sub__", "__radd__", "__rsub__"})
+_SINGLE = frozenset({Tensor, nn.Parameter, *HOLD_NOTHING})
+"""What holds no other tensor."""
 MOST_MADE = 64
 """Tensors made of gradients that are known at a time."""
 
@@ -124,6 +133,12 @@ class GradientWrites(OwnMode):
         return result
 
     def _with_weights(self, func: Any, args: Any, kwargs: Any) -> Any:
+        # An evaluation makes thousands of calls, of which few are given a weight.
+        for one in (*args, *kwargs.values()) if self._of_weight is None else (args,):
+            if id(one) in self._parameters or type(one) not in _SINGLE:
+                break
+        else:
+            return func(*args, **kwargs)
         with by_torch_alone():
             given = tensors((args, kwargs))
             weights = [(t, version(t)) for t in given if self._weight(t) is not None]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from nanstop.errors import TrainingStopped
 from nanstop.hosts.references import is_held_elsewhere
@@ -26,7 +27,7 @@ _log = logging.getLogger("nanstop")
 _SHARE = 0.01
 """Of a run, at most, that looks take, and as much that collecting garbage does."""
 _TIMES_ITS_WEIGHTS, _SHARE_OF_ROOM = 8, 1 / 32
-"""What a trainer may hold, and how much of what is left it may hold as garbage for a while."""
+"""What a training may hold, and how much of what is left it may hold as garbage for a while."""
 _MOMENTS = ((torch.cuda, "empty_cache"), (nn.Module, "to"), (nn.Module, "cuda"))
 """At which a script frees memory, or is about to need it for another model."""
 
@@ -53,7 +54,7 @@ class LettingGo:
         self._looks, self._collects = _Share(clock), _Share(clock)
         self._is_looking = False
         self._over: list[tuple[str, int]] = []
-        """Of the trainers that are over, the kind of device and the bytes of their weights."""
+        """Of the trainings that are over, the kind of device and the bytes of their weights."""
 
     def install(self, table: Table) -> None:
         """Look at all such moments."""
@@ -65,8 +66,10 @@ class LettingGo:
         """Note that the training of a trainer is over: what has watched it is garbage now, and may
         hold the trainer for as long as nothing looks for such.
         """
-        model = getattr(trainer, "model", None)
-        weights = list(model.parameters()) if isinstance(model, nn.Module) else []
+        self._ended([getattr(trainer, "model", None)])
+
+    def _ended(self, trained: Iterable[Any]) -> None:
+        weights = [weight for one in trained for weight in _weights_of(one)]
         size = sum(weight.numel() * weight.element_size() for weight in weights)
         self._over.append((weights[0].device.type if weights else "cpu", size))
 
@@ -75,8 +78,9 @@ class LettingGo:
         result = original(*args, **kwargs)
         if not self._is_looking:
             self._over.clear()
-            if self._is_let_go():
-                original()
+            if self._is_let_go() and (self._is_much_over() or self._collects.is_due()):
+                with self._collects.spent():
+                    original()
         return result
 
     def _look_before(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -88,7 +92,7 @@ class LettingGo:
         if torch.compiler.is_compiling() or self._is_looking:
             return
         is_gone = self._is_let_go()
-        if is_gone or self._is_much_over():
+        if self._is_much_over():
             self._collect()
         elif (is_gone is False or self._over) and self._collects.is_due():
             # What was run again holds itself in circles, and may be all that holds it.
@@ -98,7 +102,7 @@ class LettingGo:
                 self._collect()
 
     def _is_much_over(self) -> bool:
-        """Return whether trainers that are over may hold much of what is left."""
+        """Return whether trainings that are over may hold much of what is left."""
         # This file is read while torch is, which may be on behalf of that one.
         from nanstop.numerics.room import left_on
 
@@ -123,7 +127,8 @@ class LettingGo:
             with self._looks.spent():
                 is_held = is_held_elsewhere(trained, loops)
             if not is_held:
-                self._looks, self._collects = _Share(self._clock), _Share(self._clock)
+                self._looks = _Share(self._clock)
+                self._ended(one() for one in trained)
                 with self._looking():
                     loops.let_go()
         except TrainingStopped:
@@ -146,6 +151,12 @@ class LettingGo:
             yield
         finally:
             self._is_looking = False
+
+
+def _weights_of(trained: Any) -> Iterable[Tensor]:
+    if isinstance(trained, Optimizer):
+        return (weight for group in trained.param_groups for weight in group["params"])
+    return trained.parameters() if isinstance(trained, nn.Module) else ()
 
 
 class _Share:

@@ -18,8 +18,8 @@ _MOST_OBJECTS = 64
 _HOLD_OTHERS = (nn.Module, type, FunctionType, MethodType, ModuleType)
 
 
-def leaves(*nested: Any, kind: type[T]) -> Iterator[T]:
-    """Yield the values of a kind, in order."""
+def leaves(*nested: Any, kind: type[T] | tuple[type[T], ...]) -> Iterator[T]:
+    """Yield the values of a kind, or of some, in order."""
     for value in nested:
         if isinstance(value, kind):
             yield value

@@ -25,7 +25,8 @@ _MOST_OBJECTS, _LONGEST = 64, 256
 """Objects of other classes that are looked into, and containers of theirs: one may lead to a whole
 data set.
 """
-_HOLD_NOTHING = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device})
+HOLD_NOTHING = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device})
+"""Classes of which no object holds a tensor."""
 _DISPATCH = "__torch_dispatch__"
 _NO_DISPATCH = getattr(torch.Tensor, _DISPATCH)
 
@@ -43,8 +44,9 @@ def tensors(value: Any) -> list[Tensor]:
     """Return the tensors in a result or an argument list, always in the same order.
 
     Also those that an object of any other class has as attributes: a model may return a
-    distribution. A mapping that is neither a dict nor a ``UserDict`` is one of these: asking it for
-    its values may load or draw them. Modules are not looked into.
+    distribution. A mapping that is neither a dict nor a ``UserDict`` is one of these, and of a dict
+    only what it holds itself is seen: asking a class of its own for its values may load or draw
+    them. Modules are not looked into.
     """
     found: list[Tensor] = []
     _collect((value,), found, None)
@@ -56,14 +58,15 @@ def _collect(values: Iterable[Any], found: list[Tensor], objects: set[int] | Non
     for value in values:
         if isinstance(value, Tensor):
             found.append(value)
-        elif type(value) in _HOLD_NOTHING:
+        elif type(value) in HOLD_NOTHING:
             continue
         elif isinstance(value, (tuple, list)):
             if objects is None or len(value) <= _LONGEST:
                 _collect(value, found, objects)
         elif isinstance(value, (dict, UserDict)):
-            if objects is None or len(value) <= _LONGEST:
-                _collect(value.values(), found, objects)
+            held = dict.values(value) if isinstance(value, dict) else value.values()
+            if objects is None or len(held) <= _LONGEST:
+                _collect(held, found, objects)
         elif is_dataclass(value) and not isinstance(value, type):
             names = [field.name for field in fields(value)]  # one may have no value yet
             _collect([getattr(value, name, None) for name in names], found, objects)

@@ -140,9 +140,11 @@ class _Walk:
         """Note what can be changed about an object; return what it leads to."""
         held: Iterable[Any] = ()
         match one:
-            case dict() | list() | tuple() | set() | frozenset() | deque():
-                few = one if len(one) <= _MOST_ITEMS else ()
-                held = few.values() if isinstance(few, dict) else few
+            case dict():
+                own = dict.values(one)  # methods of its own class may load what they give
+                held = own if len(own) <= _MOST_ITEMS else ()
+            case list() | tuple() | set() | frozenset() | deque():
+                held = one if len(one) <= _MOST_ITEMS else ()
             case partial():
                 held = (one.func, *one.args, *one.keywords.values())
             case MethodType():

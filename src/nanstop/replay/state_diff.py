@@ -221,8 +221,9 @@ def _are_now(inner: dict[Any, Any]) -> bool:
 def _note(value: Any, depth: int) -> Any:
     kind = type(value)
     if depth < _DEPTH and kind in _CONTAINERS and len(value) <= _MAX_ITEMS:
-        if kind in _MAPPINGS:
-            return _Mapping(value, dict(value), _inner(value.values(), value, depth, _MAX_NAMED))
+        if kind in _MAPPINGS:  # most of a module's hold nothing
+            inner = _inner(value.values(), value, depth, _MAX_NAMED) if value else {}
+            return _Mapping(value, dict(value), inner)
         if kind in _SEQUENCES:
             return _Sequence(
                 value, list(value), _inner(value, range(len(value)), depth, _MAX_LISTED)

@@ -88,7 +88,9 @@ def copied_by_hand(root: nn.Module) -> LoadFacts | None:
     own = dict(root.named_parameters())
     for frame, _ in script_frames():
         for name, given in _dicts(frame):
-            held = {k: v for k, v in given.items() if isinstance(k, str) and isinstance(v, Tensor)}
+            # Not by methods of the dict's own class: transformers' tables of models import them.
+            entries = dict.items(given)
+            held = {k: v for k, v in entries if isinstance(k, str) and isinstance(v, Tensor)}
             alike = [key for key in held.keys() & own.keys() if own[key].shape == held[key].shape]
             if not any(own[key].dim() > 1 for key in alike):
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +24,7 @@ from nanstop.hosts.script.steps import Steps
 from nanstop.hosts.script.window import ScriptWindow, models_in, window_of
 from nanstop.hosts.tape.numbers import Question
 from nanstop.hosts.tape.taped_micro import TapedMicro
+from nanstop.numerics.tensors import by_torch_alone
 from nanstop.numerics.trained import held_by
 from nanstop.own_code import is_library
 from nanstop.ranks import num_launched
@@ -298,7 +300,8 @@ class LeftOut:
         is_shared = micro.reduced or num_launched() > 1
         if asked.last is None or is_shared or self._is_weary:
             return None
-        tells = asked.compared is not None and not bool(asked.compared.isfinite())
+        with by_torch_alone():  # a tape that is on would take it for a question of the script's
+            tells = asked.compared is not None and not cmath.isfinite(asked.compared.item())
         is_new = (asked.last.line, asked.last.said) not in self._in_vain
         is_known = self._controller.session is not None
         return asked.last if tells or (is_new and is_known) else None

@@ -36,6 +36,7 @@ from nanstop.hosts.tape.tape_calls import (
     root_of,
 )
 from nanstop.hosts.tape.tape_functions import (
+    AS_IT_IS,
     GRADIENTS,
     LITERALS,
     NOT_REPEATED,
@@ -259,7 +260,7 @@ class Tape(PassingMode):
         """
         try:
             with by_torch_alone():
-                noted = self._note(args, operands), self._note(kwargs, operands)
+                noted = self._note(args, operands), self._note(kwargs, operands) if kwargs else {}
                 outer = not always and all(slot is None or slot.outer for _, _, slot in operands)
                 if outer and not (self.takes_outer and self._may_hold(function, operands)):
                     return None
@@ -385,7 +386,7 @@ class Tape(PassingMode):
         if kind in PLAIN:
             return self._numbers.of(value) if kind is float else value
         if kind is tuple or kind is list:
-            return kind([self._note(entry, operands) for entry in value])
+            return kind([v if type(v) in AS_IT_IS else self._note(v, operands) for v in value])
         if kind is dict:
             return {key: self._note(entry, operands) for key, entry in value.items()}
         # A container of another class is kept whole, unless results of the tape are in it.

@@ -9,7 +9,9 @@ import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from inspect import CO_OPTIMIZED
+from types import CodeType
 from typing import Any, TypeVar
 
 import torch
@@ -188,8 +190,8 @@ class TapedCall:
         """The slots of its results."""
         return range(self.first, self.first + self.count)
 
-    def held(self, kind: type[T]) -> Iterator[T]:
-        """Yield the stand-ins of a kind among its arguments."""
+    def held(self, kind: type[T] | tuple[type[T], ...]) -> Iterator[T]:
+        """Yield the stand-ins of a kind, or of some, among its arguments."""
         return leaves(self.args, self.kwargs, kind=kind)
 
     @property
@@ -347,10 +349,18 @@ def spelled_by(call: TapedCall, constant: Constant) -> str:
     if call.line is None or not any(one is constant for one in call.args):
         return ""
     code, _ = call.line
-    span, tree = span_at(code, call.instruction), tree_of(code.co_filename)
-    names = spelled(tree, span, len(call.args)) if span and tree else ()
+    names = _operands_at(code.co_filename, code, call.instruction, len(call.args))
     same = [name for name, one in zip(names, call.args, strict=False) if one is constant]
     return same[0] if same else ""
+
+
+@lru_cache(maxsize=1024)
+def _operands_at(file: str, code: CodeType, instruction: int, number: int) -> tuple[str, ...]:
+    """Return how the source spells the operands of a call, see ``spelled``: a loop makes its calls
+    again in each step, and its file is long.
+    """
+    span, tree = span_at(code, instruction), tree_of(file)
+    return spelled(tree, span, number) if span and tree else ()
 
 
 def variable_names(*, of_weights: bool = False) -> dict[int, str]:

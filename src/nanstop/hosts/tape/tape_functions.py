@@ -63,3 +63,5 @@ what draws numbers (its place in the stream is not known), what training changes
 PLAIN = frozenset(
     {int, float, bool, str, type(None), type(...), slice, torch.dtype, torch.device, torch.Size}
 )
+AS_IT_IS = PLAIN - {float}
+"""What no call can have brought to Python."""

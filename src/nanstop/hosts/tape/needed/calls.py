@@ -77,10 +77,12 @@ def _chosen(
         writes = call.writes and (call.into is None or not wanted.isdisjoint(call.into))
         if call.keep or writes or call is raised or wanted.intersection(call.results):
             chosen.append(call)
-            wanted.update(s.index for s in call.held(Slot))
-            wanted.update(left.slot for left in call.held(Left))
-            wanted.update(number.slot for number in call.held(Number))
-            held = [one for one in call.held(Constant) if one.origin in known]
+            held: list[Constant] = []
+            for one in call.held((Slot, Left, Number, Constant)):
+                if isinstance(one, Constant):
+                    held += [one] if one.origin in known else ()
+                else:
+                    wanted.add(one.index if isinstance(one, Slot) else one.slot)
             wanted.update(_made_again(held, early, anew=anew))
     return chosen[::-1]
 

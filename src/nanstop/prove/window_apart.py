@@ -72,7 +72,7 @@ def _rose(steps: Sequence[Step]) -> bool:
 
 def _met(step: Step) -> float:
     """Return the largest loss of a window as the run has met it."""
-    return max((abs(one) for one in step.losses if one is not None), default=0.0)
+    return max((abs(float(one)) for one in step.losses if one is not None), default=0.0)
 
 
 def _loss(step: Step) -> float:

@@ -45,8 +45,8 @@ a repeated one is passed on at once.
 _OURS_ALONE = ("--on-failure", "--on-stop", "--allow", "--show-text", "--hang", "--audit-devices")
 """Options that a command hardly has itself."""
 NOTHING_WATCHED = (
-    "nanstop: nothing was watched: neither a Trainer nor an optimizer of torch has made a step"
-    " outside of what `torch.compile` has compiled, or of the first call of a model\n"
+    "nanstop: nothing was watched: neither a Trainer nor an optimizer of torch has made a step "
+    "with gradients outside of what `torch.compile` has compiled, or of the first call of a model\n"
 )
 
 

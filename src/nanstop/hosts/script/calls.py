@@ -301,6 +301,7 @@ class Calls:
         except BaseException:
             accounts.drop()
             raise
+        self._state.num_backwards += 1
         self._state.mark_gradients()
         if accounts.is_looking:
             self._state.account(accounts.after_backward, user_line())

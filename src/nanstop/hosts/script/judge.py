@@ -31,13 +31,16 @@ from nanstop.hosts.tape.tensors import total
 from nanstop.hosts.window.ending import Ending
 from nanstop.numerics.trained import held_by
 from nanstop.numerics.weights import param_groups
-from nanstop.records import GradientAccount
+from nanstop.records import GradientAccount, StepId
 from nanstop.records.facts import INSIDE
 from nanstop.tracebacks import passes_through
+from nanstop.tracing.places import Line, source_line
 
 __tracebackhide__ = passes_through
 
 _log = logging.getLogger("nanstop")
+_IN_VAIN = 8
+"""Updates, or backwards, of a whole run from which on those of the other kind are missing."""
 
 
 class Judge:
@@ -52,6 +55,7 @@ class Judge:
         state.on_number = self.read_number
         state.on_left = steps.leave
         self.awaited = AwaitedUpdates(state, self)
+        self._num_in_vain = 0  # updates that were asked for before any gradient was seen
 
     def judge(
         self,
@@ -338,6 +342,33 @@ class Judge:
         account = self._state.accounts.by_hand(losses, self.controller.step_id())
         if account is not None and self.controller.session is not None:
             self.controller.session.accounted(account)
+
+    def asked_first(self, line: Line) -> None:
+        """Note the line that asks for an update while nothing was judged yet."""
+        window = self._state.window
+        window.updated_at = line
+        self._num_in_vain += bool(window.roots) and not window.micros
+
+    def never_made(self, optimizers: Sequence[Optimizer], at: StepId) -> Iterator[GradientAccount]:
+        """Yield the account of the only optimizer of a script that is over, where no backward was
+        made for the updates that it asked for, or none was asked for those that were made.
+        """
+        num_asked, num = self._num_in_vain, self._state.num_backwards
+        if self.controller.session is not None or len(optimizers) != 1:
+            return
+        (optimizer,) = optimizers
+        is_held = any(p.grad is not None for p in held_by(optimizer))
+        if (num_asked >= _IN_VAIN and not num) or (num >= _IN_VAIN and not num_asked and is_held):
+            updated_at = source_line(self._state.window.updated_at)
+            yield GradientAccount(
+                at=at,
+                optimizer=type(optimizer).__name__,
+                num_elements=0,
+                num_asked=num_asked,
+                num_backwards=num,
+                made_at=self._state.accounts.made_at(optimizer),
+                updated_at=(updated_at,) if updated_at is not None else (),
+            )
 
     def never_updated(self, account: GradientAccount) -> None:
         """Account for updates that were asked for and never made, now that the script is over."""

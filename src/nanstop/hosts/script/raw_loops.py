@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -90,8 +91,9 @@ class RawLoops:
         if self.state.idle:
             self._settle()
             ended_well = getattr(sys, "last_value", None) is None
-            never = self._asked.never_made(self.controller.step_id()) if ended_well else ()
-            for account in never:
+            at, optimizers = self.controller.step_id(), list(self._updates)
+            never = chain(self._asked.never_made(at), self.judge.never_made(optimizers, at))
+            for account in never if ended_well else ():
                 self.judge.never_updated(account)
         self._leave()
 

@@ -280,7 +280,7 @@ class Sinks:
         self._look_again(held, optimizer, is_rewritten=is_rewritten)
         window = self._state.window
         if self._judge.controller.session is None:
-            window.updated_at = user_line()
+            self._judge.asked_first(user_line())
         awaited = awaited or self._judge_unseen(held, optimizer, may_wait=may_wait)
         if awaited is not None:
             update.awaited = awaited
@@ -334,7 +334,7 @@ class Sinks:
         if (is_next or not window.closed) and window.judged.issuperset(map(id, held)):
             return None
         unseen = [p for p in held if id(p) not in window.judged]
-        if not (window.closed or gradients_held(unseen)):
+        if not ((window.closed and self._judge.controller.session) or gradients_held(unseen)):
             return None
         norm = norm_here(unseen)
         awaited = self._judge.awaited.unclipped(unseen, norm, optimizer) if may_wait else None

@@ -70,7 +70,7 @@ class LoopState:
         self.met_failure = False
         self.by_hand = True
         self.compiles_functions = compiles_functions
-        self.in_backward = False
+        self.in_backward, self.num_backwards = False, 0
         self.updated_inside: list[Optimizer] = []
         self._owner: dict[str, int] = {}
         self._is_left = False

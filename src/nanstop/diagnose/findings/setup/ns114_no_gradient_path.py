@@ -1,9 +1,9 @@
 """No update can reach a parameter that is to be trained.
 
 ## What happened
-Nothing is trainable, or the optimizer holds other tensors than the model's, or gradients cannot
-come through to what is trainable. The loss is computed, steps are counted, checkpoints are written,
-and the model stays what it was.
+Nothing is trainable, no backward is made, the optimizer holds other tensors than the model's, or
+gradients cannot come through to what is trainable. The loss is computed, steps are counted,
+checkpoints are written, and the model stays what it was.
 
 ## Why it happens
 Reentrant checkpointing runs each block without a graph and rebuilds it in backward, which autograd
@@ -105,7 +105,8 @@ def check(evidence: Evidence) -> Diagnosis | None:
     facts = standing(evidence)
     if evidence.accounts:
         return (
-            _replaced(evidence)
+            _no_backward(evidence)
+            or _replaced(evidence)
             or _left_at_the_end(evidence)
             or _never_moved(evidence)
             or _never_reached(evidence)
@@ -117,6 +118,22 @@ def check(evidence: Evidence) -> Diagnosis | None:
         return refused(evidence.incident, reason, facts)
     seen = _seen(evidence, facts)
     return reason and reason.diagnosis("NS114", where=facts.host, seen=seen)
+
+
+def _no_backward(evidence: Evidence) -> Diagnosis | None:
+    """Return the finding if a run that is over has asked for updates and made no backward."""
+    account = evidence.accounts[-1]
+    if account.num_backwards != 0 or not account.num_asked:
+        return None
+    reason = Reason(
+        "likely",
+        "no backward was made",
+        f"{account.optimizer} was asked for {account.num_asked} updates, and had no gradient once",
+        "call `loss.backward()` before `optimizer.step()`",
+        next(iter(account.updated_at), None),
+        trains_nothing=True,
+    )
+    return _told(reason, evidence, evidence.accounts[-1:])
 
 
 def _replaced(evidence: Evidence) -> Diagnosis | None:

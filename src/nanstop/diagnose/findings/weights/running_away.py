@@ -123,7 +123,8 @@ def _after_one(evidence: Evidence) -> Diagnosis | None:
 def _stays_up(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if the loss jumped within one step and has not come back."""
     jumped = jumped_loss(evidence)
-    if jumped is None or _is_search(evidence):
+    # Where updates are swallowed (NS307) no training has raised it.
+    if jumped is None or _is_search(evidence) or "NS307" in evidence.told:
         return None
     source = update_line(evidence) or standing(evidence).optimizer_at
     return Diagnosis(

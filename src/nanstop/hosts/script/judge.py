@@ -40,7 +40,7 @@ __tracebackhide__ = passes_through
 
 _log = logging.getLogger("nanstop")
 _IN_VAIN = 8
-"""Updates, or backwards, of a whole run from which on those of the other kind are missing."""
+"""Updates that a whole run has asked for from which on backwards are missing."""
 
 
 class Judge:
@@ -351,14 +351,12 @@ class Judge:
 
     def never_made(self, optimizers: Sequence[Optimizer], at: StepId) -> Iterator[GradientAccount]:
         """Yield the account of the only optimizer of a script that is over, where no backward was
-        made for the updates that it asked for, or none was asked for those that were made.
+        made for the updates that it asked for. One that made backwards alone may have timed them.
         """
         num_asked, num = self._num_in_vain, self._state.num_backwards
-        if self.controller.session is not None or len(optimizers) != 1:
-            return
-        (optimizer,) = optimizers
-        is_held = any(p.grad is not None for p in held_by(optimizer))
-        if (num_asked >= _IN_VAIN and not num) or (num >= _IN_VAIN and not num_asked and is_held):
+        is_open = self.controller.session is not None
+        if not is_open and len(optimizers) == 1 and num_asked >= _IN_VAIN and not num:
+            (optimizer,) = optimizers
             updated_at = source_line(self._state.window.updated_at)
             yield GradientAccount(
                 at=at,

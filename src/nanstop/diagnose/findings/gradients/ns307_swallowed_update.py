@@ -3,8 +3,7 @@
 ## What happened
 Backward leaves healthy gradients, and the optimizer is given zeros, or next to it. Loss and
 gradient norm are finite, the norm that is logged is that before the clip, and nothing is learned:
-with weight decay the weights even shrink. Or backward after backward is made, and no update is ever
-asked for: told when the run is over, of its only optimizer.
+with weight decay the weights even shrink.
 
 ## Why it happens
 Clipping multiplies by `max_norm / norm`. A limit of 0, which in some programs means "do not clip",
@@ -216,8 +215,6 @@ def _made_elsewhere(evidence: Evidence) -> Diagnosis | None:
 def _never_made(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if a run that is over has asked for updates and none was made."""
     account = evidence.accounts[-1] if evidence.accounts else None
-    if account is not None and account.num_backwards and not account.num_asked:
-        return _never_asked(account, account.num_backwards, evidence)
     if account is None or account.num_asked < _ASKED or account.num_backwards is not None:
         return None
     source = update_line(evidence)
@@ -231,19 +228,6 @@ def _never_made(evidence: Evidence) -> Diagnosis | None:
         usual_cure="fewer gradient_accumulation_steps than the run has micro-batches",
         seen=sighting(evidence, "optimizer"),
     ).at(source)
-
-
-def _never_asked(account: GradientAccount, num: int, evidence: Evidence) -> Diagnosis:
-    return _found(
-        title="no update is ever asked for",
-        cause=(
-            f"{num} backwards have given gradients to what {account.optimizer} holds, and its "
-            "`step()` was not called once"
-        ),
-        confidence="possible",
-        usual_cure="`optimizer.step()` after each backward, or each window of them",
-        seen=sighting(evidence, "optimizer"),
-    ).at(account.made_at)
 
 
 def _typed(account: GradientAccount, *, is_clipped: bool) -> tuple[tuple[Atom, ...], ...]:

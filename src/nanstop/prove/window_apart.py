@@ -17,8 +17,6 @@ from nanstop.replay.step import Step
 
 _FAR = 1e3
 """Times the others' usual loss: those of batches of one data set are within a factor of a few."""
-_FAR_SAMPLE = 16.0
-"""Times the largest value of usual samples."""
 _RECOVERED = 10.0
 """Times that loss, below which training has come back from what it met."""
 _FEWEST, _MOST = 3, 128
@@ -83,5 +81,4 @@ def _loss(step: Step) -> float:
 def _farthest(step: Step) -> BatchFact | None:
     """Return the entry of a window's batches whose largest sample is farthest from the others."""
     facts = [fact for n, batch in enumerate(step.batches) for fact in batch_facts(batch, n)]
-    apart = [fact for fact in facts if (fact.outlier_ratio or 0.0) >= _FAR_SAMPLE]
-    return max(apart, key=lambda fact: fact.outlier_ratio or 0.0, default=None)
+    return max(facts, key=lambda fact: fact.outlier_ratio or 0.0, default=None)

@@ -69,8 +69,8 @@ class GradientAccount:
     counted."""
     num_asked: int = 0
     """How often an update was asked for in a whole run that has made none; 0 where one was made."""
-    num_backwards: int | None = None
-    """How many backwards such a run has made, None where they were not counted."""
+    lacks_backwards: bool = False
+    """Whether such a run has made no backward either."""
     num_replaced: int = 0
     """Parameters that got gradients and are in no optimizer, each of the shape of one that this
     optimizer holds and that got none; 0 where some have no such counterpart."""

@@ -64,8 +64,8 @@ class BatchRows:
 class WindowApart:
     """One window before a failure whose ``loss`` is far from the ``usual`` one of the others, with
     the weights of before them all. Made anew without its update, ``num_updates`` take the loss from
-    ``begin`` to ``end``. ``fact``: the entry of its batch of which one sample is far from the
-    others, None where none is; ``rows``: what that batch was made of.
+    ``begin`` to ``end``. ``fact``: the entry of its batch of which one sample is farthest from
+    the others, None where it has none; ``rows``: what that batch was made of.
     """
 
     step: int

@@ -353,9 +353,9 @@ class Judge:
         """Yield the account of the only optimizer of a script that is over, where no backward was
         made for the updates that it asked for. One that made backwards alone may have timed them.
         """
-        num_asked, num = self._num_in_vain, self._state.num_backwards
+        num_asked, backwards = self._num_in_vain, self._state.num_backwards
         is_open = self.controller.session is not None
-        if not is_open and len(optimizers) == 1 and num_asked >= _IN_VAIN and not num:
+        if not is_open and len(optimizers) == 1 and num_asked >= _IN_VAIN and not backwards:
             (optimizer,) = optimizers
             updated_at = source_line(self._state.window.updated_at)
             yield GradientAccount(
@@ -363,7 +363,7 @@ class Judge:
                 optimizer=type(optimizer).__name__,
                 num_elements=0,
                 num_asked=num_asked,
-                num_backwards=num,
+                lacks_backwards=True,
                 made_at=self._state.accounts.made_at(optimizer),
                 updated_at=(updated_at,) if updated_at is not None else (),
             )

@@ -216,11 +216,9 @@ class Investigation:
         """
         batch = failing.step.batches[failing.micro]
         self.rows = self.stage("rows", lambda: _rows_of(failing.step, failing.micro, run))
-        fact, steps = self.apart and self.apart.fact, getattr(failing.way_back, "steps", ())
-        step = next((one for one in steps if self.apart and one.id.step == self.apart.step), None)
-        if self.apart is not None and fact is not None and step is not None:
-            rows = self.stage("rows", lambda: _rows_of(step, fact.micro, run))
-            self.apart = replace(self.apart, rows=rows)
+        if self.apart is not None:
+            found = self.stage("rows", partial(_with_rows, self.apart, failing, run))
+            self.apart = found or self.apart
         places = self.localization.positions if self.localization is not None else None
         if run.policy.show_text and places:
             shown = self.stage("text", lambda: text_around(batch, places, run.decode))
@@ -345,6 +343,15 @@ def _rows_of(step: Step, micro: int, run: RunState) -> BatchRows | None:
     """Return which rows of a script's data a micro-batch was made of, None where unknown."""
     taken = getattr(step, "rows_taken", lambda _: None)
     return run.rows_of(step.batches[micro]) or taken(micro)
+
+
+def _with_rows(apart: WindowApart, failing: FailingStep, run: RunState) -> WindowApart:
+    """Return a window with the rows that its batch was made of, as far as they are known."""
+    steps = failing.way_back.steps if failing.way_back is not None else ()
+    step = next((one for one in steps if one.id.step == apart.step), None)
+    if step is None or apart.fact is None:
+        return apart
+    return replace(apart, rows=_rows_of(step, apart.fact.micro, run))
 
 
 def _facts_around(failing: FailingStep) -> tuple[BatchFact, ...]:

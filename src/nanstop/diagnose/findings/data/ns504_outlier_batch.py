@@ -76,11 +76,12 @@ def check(evidence: Evidence) -> Diagnosis | None:
 def _of_window(apart: WindowApart, evidence: Evidence) -> Diagnosis:
     """Return the finding for a batch of some updates ago that sent the training off."""
     fact, which, lines = apart.fact, f"the batch of step {apart.step}", ()
-    if fact is not None and fact.outlier_row is not None:
+    ratio = (fact.outlier_ratio or 0.0) if fact is not None else 0.0
+    if fact is not None and fact.outlier_row is not None and ratio >= FAR:
         which = f"sample {fact.outlier_row} of step {apart.step}"
         row = apart.rows.row(fact.outlier_row) if apart.rows is not None else None
         place = f" (row {row} of {apart.rows.data})" if apart.rows and row is not None else ""
-        lines = (f"{which}{place}: {_far(fact, fact.outlier_ratio or 0.0)}",)
+        lines = (f"{which}{place}: {_far(fact, ratio)}",)
     clip = () if standing(evidence).clip else ((Atom(remedy="clip", value="1"),),)
     return Diagnosis(
         code="NS504",

@@ -215,7 +215,7 @@ def _made_elsewhere(evidence: Evidence) -> Diagnosis | None:
 def _never_made(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if a run that is over has asked for updates and none was made."""
     account = evidence.accounts[-1] if evidence.accounts else None
-    if account is None or account.num_asked < _ASKED or account.num_backwards is not None:
+    if account is None or account.num_asked < _ASKED or account.lacks_backwards:
         return None
     source = update_line(evidence)
     return _found(

@@ -123,7 +123,7 @@ def check(evidence: Evidence) -> Diagnosis | None:
 def _no_backward(evidence: Evidence) -> Diagnosis | None:
     """Return the finding if a run that is over has asked for updates and made no backward."""
     account = evidence.accounts[-1]
-    if account.num_backwards != 0 or not account.num_asked:
+    if not account.lacks_backwards:
         return None
     reason = Reason(
         "likely",
